@@ -1,0 +1,1 @@
+"""The agent room: algorithms, memories, nets, policies, and the agent that holds one of each."""

@@ -1,0 +1,74 @@
+"""The agent: an algorithm, its memory and its body."""
+
+import numpy as np
+
+from slm_lab.agent.algorithm.base import World
+from slm_lab.agent.body import Body
+from slm_lab.agent.memory.batch import Layout
+from slm_lab.lib import rng as rng_lib
+from slm_lab.lib.registry import ALGORITHMS, MEMORIES
+
+
+class Agent:
+    """Acts, remembers, learns.
+
+    Args:
+        spec: the resolved spec {agent, env, meta}
+        env: gives observation_space, action_space, num_envs
+        seed: the session's seed
+        session: index of the session
+        check: dev mode: verify every train step
+    """
+
+    def __init__(self, spec, env, seed, session=0, check=False):
+        agent_spec = spec['agent']
+        self.spec, self.name = spec, agent_spec['name']
+        world = World(env.observation_space, env.action_space, env.num_envs)
+        memory_class = MEMORIES.get(agent_spec['memory']['name'])
+        memory_rng = rng_lib.generator(seed, 'memory')
+        self.memory = memory_class(agent_spec['memory'], _layout(world), world.num_envs, memory_rng)
+        self.algorithm = ALGORITHMS.get(agent_spec['algorithm']['name'])(agent_spec, world, seed, session, check)
+        self.body = Body(rigorous_eval=bool(spec['meta']['rigorous_eval']))
+
+    def act(self, states, evaluating=False):
+        """Actions (N, …) for states (N, …), both numpy."""
+        return self.algorithm.act(states, evaluating)
+
+    def update(self, states, actions, step, frame):
+        """Remembers one step of each env, trains if it is due, updates what follows the frame.
+
+        Args:
+            states, actions: (N, …) what was acted on, and how
+            step: the env's answer: next_state, reward, terminated, truncated
+            frame: the clock's frame after the step
+        Returns: the number of optimizer steps that were taken
+        """
+        self.memory.add(states, actions, step.reward, step.next_state, step.terminated, step.truncated)
+        trained = self.algorithm.train(self.memory, frame)
+        if trained.opt_steps:
+            self.body.loss = trained.loss
+        self.algorithm.update(frame)
+        return trained.opt_steps
+
+    def state_dict(self):
+        return {
+            'algorithm': self.algorithm.state_dict(),
+            'memory': self.memory.state_dict(),
+            'body': self.body.state_dict(),
+        }
+
+    def load_state_dict(self, state):
+        self.algorithm.load_state_dict(state['algorithm'])
+        self.memory.load_state_dict(state['memory'])
+        self.body.load_state_dict(state['body'])
+
+
+def _layout(world):
+    states, actions = world.observation_space, world.action_space
+    discrete = type(actions).__name__ in ('Discrete', 'MultiDiscrete', 'MultiBinary')
+    return Layout(
+        tuple(states.shape),
+        np.dtype(np.float32) if states.dtype == np.float64 else np.dtype(states.dtype),
+        tuple(actions.shape),
+        np.dtype(np.int64) if discrete else np.dtype(np.float32),
+    )

@@ -1,0 +1,196 @@
+"""What all algorithms share: spec keys, acting, schedules and state."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from slm_lab.agent import distribution, policy
+from slm_lab.agent.net.base import build_loss, pick_device
+from slm_lab.lib import rng as rng_lib
+from slm_lab.lib.errors import SpecError
+from slm_lab.lib.keys import Key, leftover
+from slm_lab.lib.registry import NETS, POLICIES
+from slm_lab.lib.schedule import Schedule
+
+
+def schedule_key(default=None, note=''):
+    return Key('dict|null', default, validate=lambda v, where: Schedule(v, where), note=note)
+
+
+def policy_key(default):
+    return Key('str', default, validate=POLICIES.get, note='how actions are drawn')
+
+
+COMMON_KEYS = {
+    'name': Key('str'),
+    'action_pdtype': Key('str|null', 'default', note='action distribution'),
+    'action_policy': policy_key('default'),
+    'explore_var_spec': schedule_key(note='epsilon or temperature'),
+    'gamma': Key('number', low=0, high=1, note='discount'),
+    'training_frequency': Key('int', low=1, note='env steps between trainings'),
+    'normalize_state': leftover('env.normalize_state does it'),
+}
+
+
+class World(NamedTuple):
+    """What an agent needs to know of its env."""
+
+    observation_space: object  # of one env, after wrappers
+    action_space: object  # of one env
+    num_envs: int
+
+
+class Trained(NamedTuple):
+    """What one training did. `loss` is NaN and `opt_steps` 0 when it was not due."""
+
+    loss: float
+    opt_steps: int
+
+
+NOT_TRAINED = Trained(float('nan'), 0)
+
+
+class Algorithm:
+    """Base of all algorithms: acts by a policy over a net's output, trains from a memory.
+
+    Args:
+        spec: the resolved agent spec {algorithm, memory, net}
+        world: World
+        seed: the session's seed; generators are derived from it by name
+        session: index of the session, which picks its GPU
+        check: dev mode: verify every train step
+    """
+
+    KEYS = COMMON_KEYS
+    NEEDS_NET = True
+    MEMORIES = ()  # names of the memories that it trains from; empty: any
+
+    def __init__(self, spec, world, seed, session=0, check=False):
+        self.spec, self.net_spec, self.world = spec['algorithm'], spec['net'], world
+        self.rng = rng_lib.generator(seed, 'explore')
+        self.eval_rng = rng_lib.generator(seed, 'evaluation', 'explore')
+        self.policy = POLICIES.get(self.spec['action_policy'])
+        self.explore_schedule = Schedule(self.spec['explore_var_spec'])
+        self.explore_var = self.explore_schedule(0)
+        self.check = check
+        self.learners = {}  # name of a net -> Learner
+        self.targets = {}  # name of a target net -> TargetNet
+        if self.NEEDS_NET:
+            self.distribution = distribution.pick(self.spec['action_pdtype'], world.action_space, 'action_pdtype')
+            self.device = pick_device(self.net_spec['gpu'], session)
+            self.loss_fn = build_loss(self.net_spec['loss_spec'])
+            self.init_nets()
+
+    @classmethod
+    def check_spec(cls, resolved, raw, where):
+        """Checks the keys of an agent spec against each other. Raises: SpecError"""
+        name = resolved['memory']['name']
+        if cls.MEMORIES and name not in cls.MEMORIES:
+            raise SpecError(
+                f'{where}.memory.name: {cls.__name__} cannot train from {name}; it takes {", ".join(cls.MEMORIES)}'
+            )
+        algorithm = resolved['algorithm']
+        if algorithm['action_policy'] in ('epsilon_greedy', 'boltzmann') and algorithm['explore_var_spec'] is None:
+            raise SpecError(
+                f"{where}.algorithm.explore_var_spec: policy '{algorithm['action_policy']}' needs a schedule, not null"
+            )
+
+    def init_nets(self):
+        raise NotImplementedError(f'{type(self).__name__} builds no nets')
+
+    def build_net(self):
+        """A net from states (B, d) to one value for each action (B, A), on the algorithm's device."""
+        shape, space = self.world.observation_space.shape, self.world.action_space
+        cls = NETS.get(self.net_spec['type'])
+        if len(shape) != 1:
+            raise SpecError(f'{cls.__name__} takes states of one axis; the env gives {shape} (frame_op "concat"?)')
+        return cls(self.net_spec, shape[0], int(space.n)).to(self.device)
+
+    def to_tensor(self, states):
+        """States (N, …) of any dtype as floats on the algorithm's device."""
+        return torch.from_numpy(np.ascontiguousarray(states)).to(self.device, torch.float32)
+
+    def logits(self, states):
+        """The output of the acting net: states (N, …) as numpy -> (N, A)."""
+        return self.learners['net'].net(self.to_tensor(states))
+
+    def random_actions(self, n, rng):
+        return policy.random_actions(self.world.action_space, n, rng)
+
+    @torch.no_grad()
+    def act(self, states, evaluating=False):
+        """Actions (N, …) as numpy for states (N, …). Evaluating uses the final explore_var and its own generator."""
+        if evaluating:
+            return self.policy(states, self, self.explore_schedule.final, self.eval_rng)
+        return self.policy(states, self, self.explore_var, self.rng)
+
+    def sample(self, memory, frame):
+        """A batch of the memory on the algorithm's device, its states as floats."""
+        batch = memory.sample(frame)
+        return batch._replace(
+            states=batch.states.to(self.device, torch.float32),
+            next_states=batch.next_states.to(self.device, torch.float32),
+            **{f: getattr(batch, f).to(self.device) for f in ('actions', 'rewards', 'terminated', 'truncated')},
+            weights=None if batch.weights is None else batch.weights.to(self.device),
+        )
+
+    def train(self, memory, frame):
+        """Trains if it is due. Returns: Trained"""
+        raise NotImplementedError(f'{type(self).__name__} does not train')
+
+    def update(self, frame):
+        """Called once per env step after training: target nets and scheduled values."""
+        for target in self.targets.values():
+            target.update(frame, self.world.num_envs)
+        self.explore_var = self.explore_schedule(frame)
+
+    def set_frame(self, frame):
+        """Sets everything that is a function of the frame: for runs of which only weights were kept."""
+        self.explore_var = self.explore_schedule(frame)
+        for learner in self.learners.values():
+            learner.set_frame(frame)
+
+    def sync_targets(self, names):
+        """Makes the named target nets equal to their sources, as at the start of a run."""
+        for name, target in self.targets.items():
+            if name in names:
+                target.target.load_state_dict(target.source.state_dict())
+
+    @property
+    def lr(self):
+        """Mean learning rate of the optimizers, NaN without any."""
+        rates = [learner.lr for learner in self.learners.values()]
+        return float(np.mean(rates)) if rates else float('nan')
+
+    @property
+    def grad_norm(self):
+        norms = [learner.grad_norm for learner in self.learners.values()]
+        return float(np.mean(norms)) if norms else float('nan')
+
+    @property
+    def nets(self):
+        """{name: module} of all nets, trained and target, in the order of their files."""
+        nets = {name: learner.net for name, learner in self.learners.items()}
+        nets.update({name: target.target for name, target in self.targets.items()})
+        return nets
+
+    def state_dict(self):
+        return {
+            'nets': {name: net.state_dict() for name, net in self.nets.items()},
+            'optims': {name: learner.optim.state_dict() for name, learner in self.learners.items()},
+            'explore_var': self.explore_var,
+            'grad_norm': {name: learner.grad_norm for name, learner in self.learners.items()},
+            'rng': rng_lib.generator_state(self.rng),
+            'eval_rng': rng_lib.generator_state(self.eval_rng),
+        }
+
+    def load_state_dict(self, state):
+        for name, net in self.nets.items():
+            net.load_state_dict(state['nets'][name])
+        for name, learner in self.learners.items():
+            learner.load_optim(state['optims'][name])
+            learner.grad_norm = state['grad_norm'][name]
+        self.explore_var = state['explore_var']
+        rng_lib.set_generator_state(self.rng, state['rng'])
+        rng_lib.set_generator_state(self.eval_rng, state['eval_rng'])

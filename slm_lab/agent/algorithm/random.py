@@ -1,0 +1,32 @@
+"""The agent that learns nothing: a baseline, and the simplest run."""
+
+from slm_lab.agent import policy
+from slm_lab.agent.algorithm.base import COMMON_KEYS, Algorithm, Trained, policy_key
+from slm_lab.lib.keys import Key, leftover
+from slm_lab.lib.registry import ALGORITHMS
+
+
+@ALGORITHMS.register
+class Random(Algorithm):
+    """Samples the action space uniformly. It has no nets; its memory is filled, and emptied if it is on-policy.
+
+    Spec example: {"name": "Random"}
+    """
+
+    KEYS = {
+        'name': Key('str'),
+        'action_policy': policy_key('random'),
+        'explore_var_spec': Key('null', None),
+        **{k: leftover('Random uses no net') for k in COMMON_KEYS if k in ('action_pdtype', 'gamma')},
+        'training_frequency': leftover('Random trains nothing'),
+    }
+    NEEDS_NET = False
+
+    def act(self, states, evaluating=False):
+        rng = self.eval_rng if evaluating else self.rng
+        return policy.random_actions(self.world.action_space, len(states), rng)
+
+    def train(self, memory, frame):
+        if getattr(memory, 'ON_POLICY', False) and memory.is_due(1):
+            memory.sample(frame)
+        return Trained(float('nan'), 0)

@@ -1,0 +1,45 @@
+"""What a memory hands to an algorithm."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+class Batch(NamedTuple):
+    """Transitions as tensors. Axes: (B, …) from replays; (T, N, …), time then env, from on-policy batches.
+
+    `terminated` and `truncated` are 0 or 1 in float: targets bootstrap on 1 − terminated.
+    """
+
+    states: torch.Tensor
+    actions: torch.Tensor
+    rewards: torch.Tensor
+    next_states: torch.Tensor
+    terminated: torch.Tensor
+    truncated: torch.Tensor
+    weights: torch.Tensor | None = None  # importance weights (B,) of a prioritized sample
+
+
+FIELDS = ('states', 'actions', 'rewards', 'next_states', 'terminated', 'truncated')
+
+
+class Layout(NamedTuple):
+    """Shapes and types of one transition of one env."""
+
+    state_shape: tuple
+    state_dtype: np.dtype
+    action_shape: tuple
+    action_dtype: np.dtype
+
+    def allocate(self, leading):
+        """{field: array of shape (*leading, …)}; untouched pages cost no memory until they are written."""
+        shapes = {
+            'states': (self.state_shape, self.state_dtype),
+            'actions': (self.action_shape, self.action_dtype),
+            'rewards': ((), np.float32),
+            'next_states': (self.state_shape, self.state_dtype),
+            'terminated': ((), np.float32),
+            'truncated': ((), np.float32),
+        }
+        return {name: np.zeros((*leading, *shape), dtype) for name, (shape, dtype) in shapes.items()}

@@ -1,0 +1,134 @@
+"""On-policy memories: transitions of the current policy, used once."""
+
+import numpy as np
+import torch
+
+from slm_lab.agent.memory.batch import FIELDS, Batch
+from slm_lab.lib.keys import Key, leftover
+from slm_lab.lib.registry import MEMORIES
+
+ON_POLICY_KEYS = {
+    'name': Key('str'),
+    'batch_size': leftover('replays only'),
+    'max_size': leftover('replays only'),
+    'use_cer': leftover('replays only'),
+}
+
+
+class _Growing:
+    """Arrays (T, N, …) that double when they are full."""
+
+    def __init__(self, layout, num_envs, length=32):
+        self.arrays = layout.allocate((length, num_envs))
+
+    def write(self, t, rows):
+        if t == len(self.arrays['rewards']):
+            self.arrays = {name: np.concatenate([a, np.zeros_like(a)]) for name, a in self.arrays.items()}
+        for name, values in zip(FIELDS, rows, strict=True):
+            self.arrays[name][t] = values
+
+
+@MEMORIES.register
+class OnPolicyBatchReplay:
+    """The transitions since the last training, handed over every training_frequency env steps as (T, N, …).
+
+    Spec example: {"name": "OnPolicyBatchReplay"}
+    """
+
+    KEYS = ON_POLICY_KEYS
+    ON_POLICY = True
+
+    def __init__(self, spec, layout, num_envs, rng):
+        self.num_envs = num_envs
+        self.storage = _Growing(layout, num_envs)
+        self.length = 0  # env steps stored
+        self.seen_size = 0
+
+    @property
+    def size(self):
+        return self.length * self.num_envs
+
+    def add(self, states, actions, rewards, next_states, terminated, truncated):
+        """Adds one transition of each env: arrays (N, …)."""
+        self.storage.write(self.length, (states, actions, rewards, next_states, terminated, truncated))
+        self.length += 1
+        self.seen_size += self.num_envs
+
+    def is_due(self, training_frequency, training_start_step=0):
+        return self.length >= training_frequency
+
+    def sample(self, frame):
+        """Returns: a Batch of (T, N, …) tensors with all that is stored; the memory is empty afterwards."""
+        batch = Batch(**{name: torch.from_numpy(a[: self.length].copy()) for name, a in self.storage.arrays.items()})
+        self.length = 0
+        return batch
+
+    def check_valid(self):
+        return True, ''
+
+    def state_dict(self):
+        rows = {name: a[: self.length] for name, a in self.storage.arrays.items()}
+        return {'rows': rows, 'seen_size': self.seen_size}
+
+    def load_state_dict(self, state):
+        self.length = 0
+        for rows in zip(*(state['rows'][name] for name in FIELDS), strict=True):
+            self.storage.write(self.length, rows)
+            self.length += 1
+        self.seen_size = state['seen_size']
+
+
+@MEMORIES.register
+class OnPolicyReplay(OnPolicyBatchReplay):
+    """Whole episodes, handed over once training_frequency of them have ended, one after the other as (B, …).
+
+    Each env has episodes of its own; what belongs to episodes that still run stays for the next time.
+
+    Spec example: {"name": "OnPolicyReplay"}
+    """
+
+    def __init__(self, spec, layout, num_envs, rng):
+        super().__init__(spec, layout, num_envs, rng)
+        self.episodes = 0  # ended and not yet handed over
+        self.begins = np.zeros(num_envs, dtype=np.int64)  # per env, the stored step at which its open part begins
+
+    def add(self, states, actions, rewards, next_states, terminated, truncated):
+        super().add(states, actions, rewards, next_states, terminated, truncated)
+        self.episodes += int(np.count_nonzero(np.logical_or(terminated, truncated)))
+
+    def is_due(self, training_frequency, training_start_step=0):
+        return self.episodes >= training_frequency
+
+    def sample(self, frame):
+        """Returns: a Batch of (B, …) tensors: the ended episodes of env 0, then of env 1, …"""
+        arrays = self.storage.arrays
+        ended = (arrays['terminated'] + arrays['truncated'])[: self.length] > 0
+        spans = []
+        for env, begin in enumerate(self.begins):
+            ends = np.flatnonzero(ended[:, env])
+            end = max(int(begin), int(ends[-1]) + 1 if len(ends) else 0)
+            spans.append((env, int(begin), end))
+        batch = {
+            name: torch.from_numpy(np.concatenate([a[begin:end, env] for env, begin, end in spans]))
+            for name, a in arrays.items()
+        }
+        self.begins = np.array([end for _, _, end in spans])
+        self._drop_used_steps()
+        self.episodes = 0
+        return Batch(**batch)
+
+    def _drop_used_steps(self):
+        """Moves the steps that some env still needs to the front."""
+        used = int(self.begins.min())
+        for a in self.storage.arrays.values():
+            a[: self.length - used] = a[used : self.length].copy()
+        self.length -= used
+        self.begins -= used
+
+    def state_dict(self):
+        return {**super().state_dict(), 'episodes': self.episodes, 'begins': self.begins}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.episodes = state['episodes']
+        self.begins = np.array(state['begins'])

@@ -1,0 +1,3 @@
+"""Nets, their optimizers and target updates. Importing the package registers every net."""
+
+from slm_lab.agent.net import mlp  # noqa: F401

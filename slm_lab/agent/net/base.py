@@ -1,0 +1,121 @@
+"""What all nets share: their spec keys, how layers are built and initialised, and the device."""
+
+import torch
+from torch import nn
+
+from slm_lab.agent.net import optim
+from slm_lab.lib.errors import SpecError, suggest
+from slm_lab.lib.keys import Key, leftover
+from slm_lab.lib.schedule import LearningRate
+
+_NOT_ACTIVATIONS = {'Module', 'MultiheadAttention', 'Threshold', 'NonDynamicallyQuantizableLinear'}
+
+
+def _torch_names(module):
+    return {
+        name: cls
+        for name, cls in vars(module).items()
+        if isinstance(cls, type) and issubclass(cls, nn.Module) and name not in _NOT_ACTIVATIONS
+    }
+
+
+ACTIVATIONS = _torch_names(nn.modules.activation)
+LOSSES = {name: cls for name, cls in _torch_names(nn.modules.loss).items() if name.endswith('Loss')}
+
+
+def _by_name(table, name, kind, where):
+    """Looks a torch class up without regard to case or underscores, as old specs name them (`relu`, `leakyrelu`)."""
+    plain = {key.lower(): cls for key, cls in table.items()}
+    try:
+        return plain[name.lower().replace('_', '')]
+    except KeyError:
+        raise SpecError(f"{where}: {kind} '{name}' is unknown{suggest(name, table)}") from None
+
+
+def build_activation(name, where='activation'):
+    return _by_name(ACTIVATIONS, name, 'activation', where)()
+
+
+def build_loss(spec, where='loss_spec'):
+    """A torch loss by name that leaves the mean to its caller, so that items can be weighted."""
+    spec = dict(spec)
+    if 'name' not in spec:
+        raise SpecError(f"{where}: key 'name' is missing; it names a torch loss, such as MSELoss")
+    cls = _by_name(LOSSES, spec.pop('name'), 'loss', where)
+    try:
+        return cls(**{**spec, 'reduction': 'none'})
+    except TypeError as e:
+        raise SpecError(f'{where}: torch refuses {cls.__name__} with {spec}: {e}') from None
+
+
+def _check_init_fn(name, where):
+    if not hasattr(nn.init, name) or not name.endswith('_'):
+        known = [n for n in vars(nn.init) if n.endswith('_') and not n.startswith('_')]
+        raise SpecError(f"{where}: '{name}' is no function of torch.nn.init{suggest(name, known)}")
+
+
+def _check_sizes(sizes, where):
+    if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
+        raise SpecError(f'{where}: {sizes} must be a list of layer sizes, whole numbers above 0')
+
+
+NET_KEYS = {
+    'type': Key('str', note='name of the net class'),
+    'hid_layers': Key('list', validate=_check_sizes, note='sizes of the hidden layers'),
+    'hid_layers_activation': Key('str|null', validate=build_activation, note='a torch activation'),
+    'init_fn': Key('str|null', None, validate=_check_init_fn, note='a function of torch.nn.init'),
+    'clip_grad_val': Key('number|null', None, above=0, note='the largest norm of the gradient'),
+    'loss_spec': Key('dict', {'name': 'MSELoss'}, validate=build_loss),
+    'optim_spec': Key('dict', {'name': 'Adam'}, validate=optim.check_spec),
+    'lr_scheduler_spec': Key('dict|null', None, validate=lambda v, where: LearningRate(v, 1.0, where)),
+    'update_type': Key('str', 'replace', choices=('replace', 'polyak'), note='how the target net follows'),
+    'update_frequency': Key('int', 1, low=1, note='frames between updates of the target net'),
+    'polyak_coef': Key('number|null', None, high=1, note='weight of the source in a polyak update'),
+    'gpu': Key('bool|str|null', False, choices=(False, True, None, 'auto')),
+    'cuda_id': leftover('written by older labs'),
+    'shared': leftover('actor-critic algorithms only'),
+    'use_same_optim': leftover('actor-critic algorithms only'),
+    'normalize': leftover('image nets only'),
+    'batch_norm': leftover('image nets only'),
+}
+
+
+def pick_device(gpu, session=0, cuda_offset=0):
+    """The device of a session's nets: sessions go round the GPUs; the CPU where there is none."""
+    wanted = gpu is None or gpu == 'auto' or gpu is True
+    if not (wanted and torch.cuda.is_available()):
+        return torch.device('cpu')
+    return torch.device('cuda', (session + cuda_offset) % torch.cuda.device_count())
+
+
+def build_layers(sizes, activation):
+    """Linear layers through `sizes`, an activation (or null) after each: in (B, sizes[0]) -> out (B, sizes[-1])."""
+    layers = []
+    for n_in, n_out in zip(sizes[:-1], sizes[1:], strict=True):
+        layers.append(nn.Linear(n_in, n_out))
+        if activation is not None:
+            layers.append(build_activation(activation))
+    return nn.Sequential(*layers)
+
+
+def init_weights(net, init_fn, activation):
+    """Weights of linear layers by a function of torch.nn.init, biases 0; null keeps torch's own."""
+    if init_fn is None:
+        return
+    kwargs = {}
+    plain = (activation or 'linear').lower().replace('leakyrelu', 'leaky_relu')
+    if init_fn.startswith(('orthogonal', 'xavier')):
+        kwargs['gain'] = _gain(plain)
+    elif init_fn.startswith('kaiming'):
+        kwargs['nonlinearity'] = plain if plain in ('relu', 'leaky_relu') else 'linear'
+    for module in net.modules():
+        if isinstance(module, nn.Linear):
+            getattr(nn.init, init_fn)(module.weight, **kwargs)
+            nn.init.zeros_(module.bias)
+
+
+def _gain(activation):
+    try:
+        return nn.init.calculate_gain(activation)
+    except ValueError:  # torch has no recommendation for it
+        return 1.0

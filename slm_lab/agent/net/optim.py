@@ -1,0 +1,145 @@
+"""Optimizers by name, and one optimizer step."""
+
+import inspect
+
+import torch
+
+from slm_lab.lib.errors import SpecError, suggest
+from slm_lab.lib.schedule import LearningRate
+
+# they need closures or sparse gradients, which no algorithm here gives them
+_UNUSABLE = {'Optimizer', 'LBFGS', 'SparseAdam'}
+
+OPTIMIZERS = {
+    name: cls
+    for name, cls in vars(torch.optim).items()
+    if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and name not in _UNUSABLE
+}
+
+
+def check_spec(spec, where='optim_spec'):
+    build_optimizer([torch.zeros(1, requires_grad=True)], spec, where)
+
+
+def build_optimizer(params, spec, where='optim_spec'):
+    """A torch optimizer by name; all other keys of the spec are its keyword arguments.
+
+    It takes torch's fused path where the optimizer has one (1 kernel per step instead of one per parameter).
+    Raises: SpecError for an unknown name or arguments that torch refuses.
+    """
+    kwargs = {k: v for k, v in spec.items() if k != 'name'}
+    name = spec.get('name')
+    if name not in OPTIMIZERS:
+        raise SpecError(f"{where}.name: optimizer '{name}' is unknown{suggest(name, OPTIMIZERS)}")
+    cls = OPTIMIZERS[name]
+    accepted = inspect.signature(cls).parameters
+    unknown = [key for key in kwargs if key not in accepted]
+    if unknown:
+        raise SpecError(f"{where}.{unknown[0]}: {name} takes no '{unknown[0]}'{suggest(unknown[0], accepted)}")
+    if 'fused' in accepted and not kwargs.keys() & {'fused', 'foreach', 'differentiable', 'capturable'}:
+        kwargs['fused'] = True
+    try:
+        return cls(params, **kwargs)
+    except (TypeError, ValueError, RuntimeError) as e:
+        raise SpecError(f'{where}: torch refuses {name} with {kwargs}: {e}') from None
+
+
+class Learner:
+    """One net with its optimizer and learning rate: turns a loss into one step.
+
+    Args:
+        net: the torch module
+        spec: the resolved net spec
+        check: dev mode: verify that each step changes the weights and that the loss is finite
+    """
+
+    def __init__(self, net, spec, check=False):
+        self.net = net
+        self.params = [p for p in net.parameters() if p.requires_grad]
+        self.optim = build_optimizer(self.params, spec['optim_spec'])
+        self.rate = LearningRate(spec['lr_scheduler_spec'], self.lr)
+        self.clip_grad_val = spec['clip_grad_val']
+        self.check = check
+        self.grad_norm = float('nan')
+
+    @property
+    def lr(self):
+        return self.optim.param_groups[0]['lr']
+
+    def set_frame(self, frame):
+        """Sets the learning rate of the steps to come; the frame is the only time."""
+        lr = self.rate(frame)
+        for group in self.optim.param_groups:
+            group['lr'] = lr
+
+    def step(self, loss):
+        """Steps the optimizer once along the gradient of a scalar loss."""
+        self.optim.zero_grad(set_to_none=True)
+        loss.backward()
+        if self.clip_grad_val is not None:
+            torch.nn.utils.clip_grad_norm_(self.params, self.clip_grad_val, foreach=True)
+        if self.check:
+            self._checked_step(loss)
+        else:
+            self.optim.step()
+
+    def _checked_step(self, loss):
+        if not torch.isfinite(loss):
+            raise FloatingPointError(f'the loss of {type(self.net).__name__} is {loss.item()}')
+        norms = [p.grad.norm() for p in self.params if p.grad is not None]
+        self.grad_norm = float(torch.stack(norms).mean())
+        before = [p.detach().clone() for p in self.params]
+        self.optim.step()
+        changed = any(not torch.equal(b, p) for b, p in zip(before, self.params, strict=True))
+        if not changed and self.grad_norm > 0 and self.lr > 0:
+            raise RuntimeError(f'a train step left every weight of {type(self.net).__name__} as it was')
+
+    def load_optim(self, state):
+        """Loads an optimizer's moments and step counts; how it computes (fused, foreach) stays as it was built."""
+        paths = [{k: g[k] for k in ('fused', 'foreach') if k in g} for g in self.optim.param_groups]
+        self.optim.load_state_dict(state)
+        for group, path in zip(self.optim.param_groups, paths, strict=True):
+            group.update(path)
+
+
+class TargetNet:
+    """A net that follows its source at a distance, and takes no gradient.
+
+    Args:
+        source, target: modules of the same shape; the target starts as a copy.
+        update_type: `replace` copies every update_frequency frames; `polyak` mixes in polyak_coef of the source.
+    """
+
+    def __init__(self, source, target, spec):
+        self.source, self.target = source, target
+        self.update_type, self.update_frequency = spec['update_type'], spec['update_frequency']
+        self.coef = spec['polyak_coef']
+        self.target.load_state_dict(self.source.state_dict())
+        for parameter in self.target.parameters():
+            parameter.requires_grad_(False)
+        self._parameters = list(zip(target.parameters(), source.parameters(), strict=True))
+        self._buffers = list(zip(target.buffers(), source.buffers(), strict=True))
+
+    @torch.no_grad()
+    def update(self, frame, num_envs):
+        """Called once per env step; acts when that step crossed a multiple of update_frequency."""
+        if frame % self.update_frequency >= num_envs:
+            return
+        for mine, theirs in self._parameters:
+            if self.update_type == 'replace':
+                mine.copy_(theirs)
+            else:
+                mine.lerp_(theirs, self.coef)
+        for mine, theirs in self._buffers:
+            mine.copy_(theirs)
+
+
+def check_target_keys(net, where):
+    """Raises SpecError for a target that would never move."""
+    if net['update_type'] == 'polyak' and not net['polyak_coef']:
+        raise SpecError(
+            f'{where}.polyak_coef: {net["polyak_coef"]!r} would never move the target net; it is the weight of the '
+            'source in (0, 1] (old specs wrote 0 for a full copy: write 1.0)'
+        )
+    if net['polyak_coef'] is not None and net['polyak_coef'] < 0:
+        raise SpecError(f'{where}.polyak_coef: {net["polyak_coef"]} must be in (0, 1]')

@@ -1,0 +1,1 @@
+"""Experiment: sessions, trials and searches, and what they keep on disk."""

@@ -1,0 +1,99 @@
+"""The classic files of a session, which people and scripts read: `model/*.pt` and `info/*_session_df_*.csv`.
+
+They are copies for reading. A run is resumed from its checkpoint store; these serve only folders that have none.
+"""
+
+import io
+import logging
+import pickle
+from pathlib import Path
+
+import torch
+
+from slm_lab.lib import files
+from slm_lab.lib.errors import LabError, ResumeError
+
+logger = logging.getLogger('slm_lab.experiment')
+
+BEST = 'ckpt-best'
+
+
+def trained_state(algorithm):
+    """{file stem: state dict}: `{net}_model` of every net, `{net}_optim` of every trained one."""
+    stems = {f'{name}_model': net.state_dict() for name, net in algorithm.nets.items()}
+    stems.update({f'{name}_optim': learner.optim.state_dict() for name, learner in algorithm.learners.items()})
+    return stems
+
+
+def publish_models(meta, stems, tag=''):
+    """Writes `{model_prepath}_{stem}.pt`, or `{model_prepath}_{tag}_{stem}.pt`."""
+    for stem, state in stems.items():
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        prefix = f'{meta["model_prepath"]}_{tag}_' if tag else f'{meta["model_prepath"]}_'
+        files.write_atomic(f'{prefix}{stem}.pt', buffer.getvalue())
+
+
+def publish_data_frames(meta, body):
+    files.write_csv(body.train_df, f'{meta["info_prepath"]}_session_df_train.csv')
+    if body.rigorous_eval or len(body.rows['train']['frame']):
+        files.write_csv(body.eval_df, f'{meta["info_prepath"]}_session_df_eval.csv')
+
+
+def load_pt(path):
+    """Raises: LabError for a file that is damaged or holds more than tensors and plain data."""
+    try:
+        return torch.load(path, map_location='cpu', weights_only=True)
+    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as e:
+        raise LabError(f'{path} was not read: {(str(e).splitlines() or [type(e).__name__])[0]}') from None
+
+
+def load_models(algorithm, paths, with_optim=True):
+    """Loads nets, and optimizers where there are files of them.
+
+    Args:
+        paths: {net name: (model path, optim path or None)}
+    Returns: names of what the algorithm has and the files lack, e.g. ['target_net', 'net optimizer'].
+    Raises: LabError naming the first tensor whose shape differs, before any net is changed.
+    """
+    states = {name: load_pt(model) for name, (model, _) in paths.items() if name in algorithm.nets}
+    for name, state in states.items():
+        _check_shapes(algorithm.nets[name], state, f'{paths[name][0]} does not fit {name}')
+    for name, state in states.items():
+        algorithm.nets[name].load_state_dict(state)
+    missing = [name for name in algorithm.nets if name not in states]
+    for name, learner in algorithm.learners.items():
+        optim_path = paths.get(name, (None, None))[1]
+        if with_optim and optim_path:
+            learner.load_optim(load_pt(optim_path))
+        elif with_optim:
+            missing.append(f'{name} optimizer')
+    return missing
+
+
+def _check_shapes(net, state, where):
+    own = net.state_dict()
+    for key in [*own, *(k for k in state if k not in own)]:
+        was = tuple(state[key].shape) if key in state else 'nothing'
+        wanted = tuple(own[key].shape) if key in own else 'nothing'
+        if was != wanted:
+            raise ResumeError(f'{where}: {key} is {was} there and {wanted} by the spec')
+
+
+def find_trained(source, find_run, find_sessions):
+    """Where `load_net` points: a run folder, a model prepath, or one .pt file.
+
+    Returns: {net name: (model path, None)}
+    """
+    path = Path(source).expanduser()
+    if path.suffix == '.pt' and path.is_file():
+        return {'net': (path, None)}
+    by_prefix = sorted(path.parent.glob(f'{path.name}_*_model.pt'))
+    by_prefix = [p for p in by_prefix if f'_{BEST}_' not in p.name[len(path.name) :]]
+    if by_prefix:
+        return {p.name[len(path.name) + 1 : -len('_model.pt')]: (p, None) for p in by_prefix}
+    for session in find_sessions(find_run(source)):
+        nets = session.best_nets or session.nets
+        if nets:
+            return {name: (model, None) for name, (model, _) in nets.items()}
+    raise LabError(f"load_net: '{source}' is no run folder with nets, no model prepath and no .pt file")

@@ -1,0 +1,120 @@
+"""One process trains into a run folder at a time.
+
+The lock is the kernel's (`flock`), so that it goes when its holder does, however that dies. The file's content only
+tells who holds it. Reading a run folder needs no lock.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+from slm_lab.lib.errors import LabError
+
+# what flock answers on file systems (some network ones) that have no locks
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
+
+
+class RunLock:
+    """Holds `<run folder>/lock` while a `with` block trains into the folder.
+
+    A lock left behind by a process that died on this host is taken over. Processes forked inside the block share the
+    lock and keep it until they end too; programs started inside it do not.
+
+    Raises: LabError when another living process, or one on another host, holds it.
+    """
+
+    def __init__(self, folder):
+        self.path = Path(folder) / 'lock'
+        self._descriptor = self._pid = None
+
+    def __enter__(self):
+        try:
+            self._descriptor = self._take()
+            self._pid = os.getpid()
+            holder = {'pid': self._pid, 'host': _host(), 'since': time.strftime('%Y-%m-%dT%H:%M:%S%z')}
+            os.ftruncate(self._descriptor, 0)
+            os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
+        except OSError as e:
+            self._close()
+            raise LabError(f'{self.path}: cannot be locked: {e.strerror}') from None
+        return self
+
+    def __exit__(self, *_):
+        if os.getpid() == self._pid:  # in a forked child the lock is still its parent's
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, 0)
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self._close()
+
+    def _close(self):
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+        self._descriptor = self._pid = None
+
+    def _take(self):
+        """Returns the descriptor of the locked file."""
+        while True:
+            # Python opens descriptors close-on-exec
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                self._lock(descriptor)
+                # the file may have been deleted between opening and locking: then a newer one is the lock
+                with contextlib.suppress(FileNotFoundError):
+                    if os.path.samestat(os.fstat(descriptor), os.stat(self.path)):
+                        return descriptor
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+
+    def _lock(self, descriptor):
+        kernel_locks = True
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise LabError(f'{self._held_by(_holder(descriptor))}; wait for it or stop it') from None
+        except OSError as e:
+            if e.errno not in _NO_LOCKS:
+                raise
+            kernel_locks = False
+        holder = _holder(descriptor)
+        if holder is None:
+            return
+        if holder['host'] != _host():
+            # Locks do not reach across hosts on every file system, and its pid says nothing here.
+            raise LabError(f'{self._held_by(holder)}; if that process is gone, delete {self.path}')
+        if not kernel_locks and holder['pid'] != os.getpid() and _alive(holder['pid']):
+            raise LabError(f'{self._held_by(holder)}; if that is another program by now, delete {self.path}')
+
+    def _held_by(self, holder):
+        who = f'process {holder["pid"]} on {holder["host"]} (since {holder["since"]})' if holder else 'another process'
+        return f'{self.path.parent} is being trained by {who}'
+
+
+def _holder(descriptor):
+    """What the file says, or None where it says nothing (clean exit) or was cut short (a crash while writing it)."""
+    try:
+        content = json.loads(os.pread(descriptor, 4096, 0))
+        return {'pid': int(content['pid']), 'host': str(content['host']), 'since': content.get('since')}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def _alive(pid):
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # it is there, but is not ours
+        return True
+    return True
+
+
+def _host():
+    return socket.gethostname()

@@ -1,0 +1,258 @@
+"""Session: one agent in one env with one seed, from its first frame or from a checkpoint."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from slm_lab.agent.agent import Agent
+from slm_lab.env import Clock, make_env
+from slm_lab.experiment import analysis, model_files
+from slm_lab.experiment.checkpoint import CheckpointStore
+from slm_lab.experiment.stop import StopRequest
+from slm_lab.lib import rng as rng_lib
+from slm_lab.lib.progress import Progress
+from slm_lab.lib.state import snapshot
+from slm_lab.spec import resume_rules, spec_util
+
+logger = logging.getLogger('slm_lab.experiment')
+
+
+def store_of(spec):
+    """The checkpoint store of the session that a spec is ticked to."""
+    prepath = Path(spec['meta']['prepath'])
+    return CheckpointStore(prepath.parent / 'checkpoint' / prepath.name)
+
+
+class Session:
+    """Builds agent and env from a spec and trains.
+
+    Args:
+        spec: a checked spec, ticked to a session
+        mode: `train` or `dev` (checks every train step, renders), or `enjoy` (plays, writes nothing)
+        stop: StopRequest; asked once per step
+        store: where checkpoints go; None: the run folder's; False: nowhere (nothing at all is written)
+    """
+
+    def __init__(self, spec, mode='train', stop=None, store=None):
+        self.spec, self.mode, self.stop = spec, mode, stop or StopRequest()
+        self.resolved = spec_util.resolve(spec)
+        meta, env_spec = self.resolved['meta'], self.resolved['env']
+        self.index = max(spec['meta']['session'], 0)
+        torch.set_num_threads(meta['torch_num_threads'])
+        seed = rng_lib.derive_seed(meta['random_seed'] or 0, max(spec['meta']['trial'], 0), self.index)
+        self.rng = rng_lib.GlobalStreams(seed, 'global')
+        self.rng.install()
+        self.eval_rng = rng_lib.GlobalStreams(seed, 'evaluation')
+        is_playing = mode == 'enjoy'
+        self.env = make_env(spec, rng_lib.derive_seed(seed, 'train'), evaluating=is_playing, render=mode != 'train')
+        self.clock = Clock(env_spec['max_frame'], self.env.num_envs)
+        self.agent = Agent(self.resolved, self.env, seed, self.index, check=mode == 'dev')
+        self.eval_env = self._build_eval_env(meta['rigorous_eval'], rng_lib.derive_seed(seed, 'evaluation'))
+        self.log_frequency, self.eval_frequency = meta['log_frequency'], meta['eval_frequency']
+        self.logged_frame, self.evaluated_frame = -1, -1
+        self.label = f'{spec["name"]} t{max(spec["meta"]["trial"], 0)} s{self.index}'
+        self.end_rows = {}  # rows that are there only because the run ended where it did
+        self._new_best = None
+        self._saved_frame = -1
+        self.store = store_of(spec) if store is None else store
+        self.fingerprint = resume_rules.fingerprint(self.resolved)
+
+    def _build_eval_env(self, num_envs, seed):
+        if not num_envs:
+            return None
+        return make_env(self.spec, seed, evaluating=True, train_env=self.env, num_envs=int(num_envs))
+
+    # --- the loop
+
+    def run(self):
+        """Trains to max_frame or until it is asked to stop. Returns: whether the run is finished."""
+        if self.env.state is None:
+            self.env.reset()
+        self.run_rl()
+        finished = self.clock.frame >= self.clock.max_frame
+        if finished:
+            self.finish()
+        elif self._saved_frame != self.clock.frame:
+            self.save()
+        return finished
+
+    def run_rl(self):
+        """One transition a turn. What is due at a frame happens between two of them, where all state is at rest."""
+        clock, env, agent = self.clock, self.env, self.agent
+        self.progress = progress = Progress(clock.max_frame, clock.frame, self.label, self.index)
+        try:
+            next_due = self.at_frame()
+            while clock.frame < clock.max_frame and not self.stop():
+                state = env.state
+                action = agent.act(state)
+                step = env.step(action)
+                clock.tick_step(step.terminated | step.truncated)
+                clock.opt_step += agent.update(state, action, step, clock.frame)
+                if clock.frame >= next_due:
+                    next_due = self.at_frame()
+                progress.update(clock.frame)
+        finally:
+            progress.close(clock.frame)
+
+    def at_frame(self):
+        """Does what is due at the clock's frame, once: a row and a checkpoint, an evaluation.
+
+        Returns: the frame at which something is due next.
+        """
+        frame = self.clock.frame
+        evaluates = self.eval_env is not None and self._is_due(self.eval_frequency, self.evaluated_frame)
+        logs = self._is_due(self.log_frequency, self.logged_frame)
+        if evaluates:
+            self.add_eval_row()
+            self.evaluated_frame = frame
+        if logs:
+            self.add_train_row()
+            self.logged_frame = frame
+            if frame < self.clock.max_frame:  # else `finish` saves
+                self.save()
+        frequencies = [self.log_frequency] + [self.eval_frequency] * (self.eval_env is not None)
+        return min((frame // f + 1) * f for f in frequencies)
+
+    def _is_due(self, frequency, done_frame):
+        """At frame 0 and at the first frame that reaches each multiple of the frequency."""
+        return done_frame < self.clock.frame and self.clock.frame % frequency < self.env.num_envs
+
+    # --- rows
+
+    def add_train_row(self, keep_best=True):
+        row = self.agent.body.add_row('train', self.calc_row(self.env.total_reward))
+        self.log_row('train', row)
+        if keep_best and self.agent.body.take_best('train'):
+            self.remember_best(row)
+        return row
+
+    def add_eval_row(self, keep_best=True):
+        row = self.agent.body.add_row('eval', self.calc_row(self.evaluate()))
+        self.log_row('eval', row)
+        if keep_best and self.agent.body.take_best('eval'):
+            self.remember_best(row)
+        return row
+
+    def calc_row(self, total_reward):
+        clock, body, algorithm = self.clock, self.agent.body, self.agent.algorithm
+        wall_t = clock.wall_t
+        return {
+            'epi': clock.epi,
+            't': clock.t,
+            'wall_t': round(wall_t, 3),
+            'opt_step': clock.opt_step,
+            'frame': clock.frame,
+            'fps': round(clock.frame / wall_t, 1) if wall_t else 0.0,
+            'total_reward': total_reward,
+            'loss': body.loss,
+            'lr': algorithm.lr,
+            'explore_var': algorithm.explore_var,
+            'entropy_coef': body.entropy_coef,
+            'entropy': body.entropy,
+            'grad_norm': algorithm.grad_norm,
+        }
+
+    def log_row(self, df_mode, row):
+        meta = self.spec['meta']
+        items = '  '.join(f'{key}: {value:g}' for key, value in row.items())
+        prefix = f'Trial {meta["trial"]} session {meta["session"]} {Path(meta["prepath"]).name}'
+        logger.info('%s [%s_df] %s', prefix, df_mode, items)
+        if df_mode == 'train':
+            self.progress.set_return(row['total_reward_ma'])
+
+    def remember_best(self, row):
+        """Keeps what plays best, with the observation statistics that it plays by, for the next checkpoint."""
+        trained = snapshot(model_files.trained_state(self.agent.algorithm))
+        statistics = self.env.state_dict().get('NormalizeState')
+        if statistics is not None:
+            trained['statistics'] = snapshot({'NormalizeState': statistics})
+        self._new_best = {'frame': self.clock.frame, 'value': row['total_reward_ma'], 'nets': trained}
+
+    def evaluate(self):
+        """The mean return of one whole episode in each evaluation env; draws nothing from training's generators."""
+        env = self.eval_env
+        with self.eval_rng:
+            state = env.reset()
+            returns, running = np.zeros(env.num_envs), np.ones(env.num_envs, dtype=bool)
+            while running.any():
+                step = env.step(self.agent.act(state, evaluating=True))
+                returns += np.where(running, step.reward, 0.0)
+                running &= ~(step.terminated | step.truncated)
+                state = step.state
+        return float(returns.mean())
+
+    # --- state and files
+
+    def save(self, state=None, final=False):
+        """Writes a checkpoint, then the classic files, which are copies for reading."""
+        if not self.store:
+            return
+        state = self.state_dict() if state is None else state
+        saved = self.store.save(
+            state, frame=self.clock.frame, fingerprint=self.fingerprint, best=self._new_best, final=final
+        )
+        self._saved_frame = self.clock.frame
+        meta = self.spec['meta']
+        model_files.publish_models(meta, model_files.trained_state(self.agent.algorithm))
+        if self._new_best is not None:
+            stems = {k: v for k, v in self._new_best['nets'].items() if k != 'statistics'}
+            model_files.publish_models(meta, stems, model_files.BEST)
+            self._new_best = None
+        model_files.publish_data_frames(meta, self.agent.body)
+        logger.debug('checkpoint at frame %d: %d bytes, %.3f s', saved.frame, saved.bytes_written, saved.seconds)
+
+    def finish(self):
+        """The end of a run: a last row where none was due, the final checkpoint, metrics.
+
+        The last row and evaluation are shown but are no part of the state: a longer run would not have had them.
+        """
+        state = self.state_dict()
+        state['eval_env'], state['eval_rng'] = snapshot(state['eval_env']), snapshot(state['eval_rng'])
+        if self.eval_env is not None and self.evaluated_frame < self.clock.frame:
+            self.end_rows['eval'] = self.add_eval_row(keep_best=False)
+        if self.logged_frame < self.clock.frame:
+            self.end_rows['train'] = self.add_train_row(keep_best=False)
+        state['end_rows'] = self.end_rows
+        self.save(state, final=True)
+
+    def analyze(self, plot=True):
+        """Metrics and graphs of what is in the data frames. Returns: the metrics"""
+        return analysis.analyze_session(self.spec, self.agent.body.eval_df, 'eval', plot)
+
+    def close(self):
+        self.env.close()
+        if self.eval_env is not None:
+            self.eval_env.close()
+        logger.info('Session %d done', self.index)
+
+    def state_dict(self):
+        return {
+            'clock': self.clock.state_dict(),
+            'env': self.env.state_dict(),
+            'eval_env': None if self.eval_env is None else self.eval_env.state_dict(),
+            'agent': self.agent.state_dict(),
+            'rng': self.rng.state_dict(),
+            'eval_rng': self.eval_rng.state_dict(),
+            'logged_frame': self.logged_frame,
+            'evaluated_frame': self.evaluated_frame,
+            'end_rows': {},
+        }
+
+    def load_state_dict(self, state):
+        self.clock.load_state_dict(state['clock'])
+        self.env.load_state_dict(state['env'])
+        if self.env.restarted:
+            self._count_restarted_episodes()
+        if self.eval_env is not None:
+            self.eval_env.load_state_dict(state['eval_env'])
+        self.agent.load_state_dict(state['agent'])
+        self.logged_frame, self.evaluated_frame = state['logged_frame'], state['evaluated_frame']
+        self.eval_rng.load_state_dict(state['eval_rng'])
+        self._saved_frame = self.clock.frame
+        self.rng.load_state_dict(state['rng'])  # last: building and replaying may have drawn from the process's
+
+    def _count_restarted_episodes(self):
+        for _ in self.env.restarted:
+            self.clock.new_episode()

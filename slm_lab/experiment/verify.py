@@ -1,0 +1,68 @@
+"""`verify@`: trains again from the previous checkpoint to the newest, in memory, and compares bit for bit."""
+
+import logging
+from dataclasses import dataclass
+
+from slm_lab.experiment import retro_analysis
+from slm_lab.experiment.session import Session, store_of
+from slm_lab.lib import files
+from slm_lab.lib.errors import ResumeError
+from slm_lab.lib.paths import for_display
+from slm_lab.lib.state import first_difference
+from slm_lab.spec import spec_util
+
+logger = logging.getLogger('slm_lab.experiment')
+
+
+@dataclass
+class Verdict:
+    """`difference` is None when the two are identical, else (path, in the newest checkpoint, trained again)."""
+
+    session: str
+    from_frame: int
+    to_frame: int
+    difference: tuple = None
+
+    def __str__(self):
+        span = f'{self.session}: frames {self.from_frame} to {self.to_frame}'
+        if self.difference is None:
+            return f'{span}: identical'
+        path, saved, again = self.difference
+        return f'{span}: differs first in {path}: {saved} in the checkpoint, {again} when trained again'
+
+
+def verify_run(folder, stop):
+    """Verdicts on every session of a run that has two checkpoints. Nothing in the run is touched.
+
+    Raises: ResumeError when no session has two complete checkpoints.
+    """
+    verdicts = []
+    for session in retro_analysis.find_sessions(folder):
+        spec = files.read_json(session.spec_path)
+        spec['meta'].update(trial=session.trial, session=session.session, predir=str(folder))
+        verdict = _verify_session(spec_util.set_paths(spec), session.name, stop)
+        if verdict is not None:
+            verdicts.append(verdict)
+    if not verdicts:
+        raise ResumeError(f'{for_display(folder)}: no session has two complete checkpoints to compare')
+    return verdicts
+
+
+def _verify_session(spec, name, stop):
+    store = store_of(spec)
+    newest = store.find().generation
+    previous = store.find(before=newest.number).generation if newest else None
+    if previous is None:
+        return None
+    saved = _load(spec, store, newest).state_dict()
+    again = _load(spec, store, previous, stop)
+    again.clock.max_frame = newest.frame
+    logger.info('%s: training again from frame %d to %d', name, previous.frame, newest.frame)
+    again.run_rl()
+    return Verdict(name, previous.frame, newest.frame, first_difference(saved, again.state_dict()))
+
+
+def _load(spec, store, generation, stop=None):
+    session = Session(spec, 'train', stop, store=False)
+    session.load_state_dict(store.restore(generation, session.state_dict()))
+    return session

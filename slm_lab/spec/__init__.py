@@ -1,0 +1,1 @@
+"""Specs: reading, checking, extending, ticking, and what may change in one when its run is resumed."""

@@ -1,0 +1,282 @@
+"""Specs from file to run: get, check, override for a mode, tick through trials and sessions, save.
+
+A spec is one JSON object `{agent: [{…}], env: [{…}], meta: {…}}` (optional `body`, `search`, `spec_params`). The spec
+of a user is kept as it was written; `meta` gains what the run adds: indices, paths, seed, provenance.
+"""
+
+import copy
+import logging
+import subprocess
+import time
+from pathlib import Path
+
+from slm_lab.lib import files, paths
+from slm_lab.lib.errors import LabError, SpecError, suggest
+from slm_lab.lib.keys import Key, leftover, read_keys
+from slm_lab.lib.registry import ALGORITHMS, ENV_TABLES, MEMORIES, NETS
+
+logger = logging.getLogger('slm_lab.spec')
+
+TOP_KEYS = ('agent', 'env', 'body', 'meta', 'name', 'search', 'spec_params')
+
+AGENT_KEYS = {
+    'name': Key('str', '', note='a label'),
+    'algorithm': Key('dict'),
+    'memory': Key('dict'),
+    'net': Key('dict', {}),
+    'load_net': Key('str|null', None, note='run folder, model prepath or .pt file to start from trained nets'),
+}
+
+META_KEYS = {
+    'distributed': Key('bool|str', False, choices=(False, 'shared', 'synced')),
+    'log_frequency': Key('int', 10000, low=1, note='frames between rows and checkpoints'),
+    'eval_frequency': Key('int', 10000, low=1, note='frames between evaluations'),
+    'rigorous_eval': Key('int|bool|null', 0, low=0, note='0, or the number of evaluation envs'),
+    'max_session': Key('int', 1, low=1, note='sessions of a trial'),
+    'max_trial': Key('int|null', 1, low=1, note='trials of a search'),
+    'num_cpus': Key('number', 1, above=0, note='CPUs that a session takes'),
+    'num_gpus': Key('number', 1, low=0, note='GPUs that a session takes'),
+    'random_seed': Key('int|null', None, low=0, note='null: one is drawn and recorded'),
+    'torch_num_threads': Key('int', 1, low=1, note='torch threads of a session'),
+    'search': leftover(),
+    'train_mode': leftover(),
+}
+
+# written by the lab, so found in specs that a run folder holds
+RUN_KEYS = (
+    'experiment',
+    'trial',
+    'session',
+    'cuda_offset',
+    'resume',
+    'experiment_ts',
+    'prepath',
+    'predir',
+    'graph_prepath',
+    'info_prepath',
+    'log_prepath',
+    'model_prepath',
+    'git_sha',
+)
+
+FOLDERS = ('graph', 'info', 'log', 'model')
+
+
+def find_file(spec_file):
+    """The file as given, else under `slm_lab/spec/` (with or without that prefix)."""
+    inside = str(spec_file).replace('slm_lab/spec/', '', 1)
+    for path in (Path(spec_file), paths.SPEC_DIR / inside):
+        if path.is_file():
+            return path.absolute()
+    known = [str(p.relative_to(paths.SPEC_DIR)) for p in paths.SPEC_DIR.rglob('*.json') if not p.name.startswith('_')]
+    raise SpecError(f"spec file '{spec_file}' is neither here nor under slm_lab/spec/{suggest(inside, known)}")
+
+
+def get(spec_file, spec_name, experiment_ts=None):
+    """Reads one spec of a file, adds what a run needs to its meta, and checks it.
+
+    Args:
+        experiment_ts: the timestamp of the run that is resumed; None starts a new one.
+    Raises: SpecError
+    """
+    path = find_file(spec_file)
+    try:
+        specs = files.read_json(path)
+    except LabError as e:
+        raise SpecError(str(e)) from None
+    if not isinstance(specs, dict) or spec_name not in specs:
+        known = specs if isinstance(specs, dict) else ()
+        raise SpecError(f"{spec_file}: spec '{spec_name}' is unknown{suggest(spec_name, known)}")
+    spec = specs[spec_name]
+    if not isinstance(spec, dict):
+        raise SpecError(f'{spec_name}: {spec!r} is not of the type wanted here: dict')
+    spec['name'] = spec_name
+    return prepare(spec, experiment_ts)
+
+
+def prepare(spec, experiment_ts=None):
+    """Brings a spec into the form that runs: agent and env as lists, meta extended; then checks it."""
+    for part in ('agent', 'env'):
+        if isinstance(spec.get(part), dict):
+            spec[part] = [spec[part]]
+    if isinstance(spec.get('meta'), dict):
+        spec['meta'] = {
+            **spec['meta'],
+            'experiment': -1,
+            'trial': -1,
+            'session': -1,
+            'resume': experiment_ts is not None,
+            'experiment_ts': experiment_ts or time.strftime('%Y_%m_%d_%H%M%S'),
+            'prepath': None,
+            'predir': None,
+            'git_sha': git_sha(),
+        }
+    check(spec)
+    return spec
+
+
+def git_sha():
+    """The checkout's commit, or 'unknown' outside of one: provenance only, nothing depends on it."""
+    try:
+        out = subprocess.run(
+            ['git', 'rev-parse', 'HEAD'], cwd=paths.PACKAGE_DIR, capture_output=True, text=True, timeout=5, check=True
+        )
+        return out.stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return 'unknown'
+
+
+def check(spec):
+    """Checks every key of a spec against the tables of the classes it names, before anything is built.
+
+    Raises: SpecError with the place (`dqn_cartpole > agent.0.net.hid_layers`), what came and what is allowed.
+    Logs one line that lists the keys which old specs carry and nothing reads.
+    """
+    _, ignored = _resolve(spec)
+    if ignored:
+        logger.warning('%s: nothing reads %s', spec['name'], ', '.join(place.split(' > ')[-1] for place in ignored))
+    return True
+
+
+def resolve(spec):
+    """The spec as the classes read it: every key with its default filled in, nothing that is ignored.
+
+    Two specs with equal resolved forms train alike.
+    """
+    return _resolve(spec)[0]
+
+
+def _resolve(spec):
+    name = spec.get('name', 'spec')
+    for key in spec:
+        if key not in TOP_KEYS:
+            raise SpecError(f"{name} > {key}: key '{key}' is unknown{suggest(key, TOP_KEYS)}")
+    for key, kind in (('agent', list), ('env', list), ('meta', dict)):
+        if not isinstance(spec.get(key), kind) or not spec[key]:
+            raise SpecError(f"{name}: key '{key}' is missing or empty; it must be a {kind.__name__}")
+    if 'spec_params' in spec:
+        raise SpecError(f"{name} > spec_params: templated specs ('${{…}}') are not built yet; write the values out")
+    meta = read_keys(META_KEYS, spec['meta'], f'{name} > meta', others=RUN_KEYS)
+    if meta.values['distributed']:
+        raise SpecError(f'{name} > meta.distributed: Hogwild training is not built yet; use false')
+    ignored = list(meta.ignored)
+    ignored += [f'{name} > {part}.{i}' for part in ('agent', 'env') for i in range(1, len(spec[part]))]
+    resolved = {'meta': meta.values, 'agent': _resolve_agent(spec['agent'][0], f'{name} > agent.0', ignored)}
+    resolved['env'], env_ignored = ENV_TABLES.get('env')(spec['env'][0], f'{name} > env.0')
+    return resolved, ignored + env_ignored
+
+
+def _resolve_agent(agent, where, ignored):
+    resolved = read_keys(AGENT_KEYS, agent, where).values
+    algorithm_class = _named(ALGORITHMS, agent['algorithm'], 'name', f'{where}.algorithm')
+    algorithm = read_keys(algorithm_class.KEYS, agent['algorithm'], f'{where}.algorithm')
+    memory_class = _named(MEMORIES, agent['memory'], 'name', f'{where}.memory')
+    memory = read_keys(memory_class.KEYS, agent['memory'], f'{where}.memory')
+    resolved.update(algorithm=algorithm.values, memory=memory.values, net={})
+    ignored += algorithm.ignored + memory.ignored
+    if algorithm_class.NEEDS_NET:
+        net_class = _named(NETS, resolved_net := agent.get('net', {}), 'type', f'{where}.net')
+        net = read_keys(net_class.KEYS, resolved_net, f'{where}.net')
+        resolved['net'] = net.values
+        ignored += net.ignored
+    else:
+        ignored += [f'{where}.net.{key}' for key in agent.get('net', {})]
+    algorithm_class.check_spec(resolved, agent, where)
+    return resolved
+
+
+def _named(registry, part, key, where):
+    if key not in part:
+        raise SpecError(f"{where}: key '{key}' is missing; it names the {registry.kind}: {', '.join(registry.names())}")
+    return registry.get(part[key], f'{where}.{key}')
+
+
+def override_spec(spec, mode):
+    """Adapts a spec, in place, to a mode: `dev` and `enjoy` run one session, `test` runs a few dozen frames."""
+    meta = spec['meta']
+    if mode in ('dev', 'enjoy'):
+        meta['max_session'] = 1
+    if mode in ('dev', 'test'):
+        meta['max_trial'] = 2
+    if mode == 'test':
+        _shorten(spec)
+    return spec
+
+
+def _shorten(spec):
+    agent, env, meta = spec['agent'][0], spec['env'][0], spec['meta']
+    algorithm = agent['algorithm']
+    frequency = 1 if agent['memory']['name'] == 'OnPolicyReplay' else 8
+    for key, value in (
+        ('training_frequency', frequency),
+        ('time_horizon', frequency),
+        ('training_start_step', 1),
+        ('training_iter', 1),
+        ('training_batch_iter', 1),
+    ):
+        if key in algorithm:
+            algorithm[key] = value
+    env.update(max_frame=40, max_t=12)
+    if env.get('num_envs', 1) > 1:
+        env['num_envs'] = 2
+    meta.update(log_frequency=10, eval_frequency=10, max_session=1)
+
+
+def tick(spec, unit):
+    """Advances the experiment, trial or session index of a spec, in place, and sets its paths anew."""
+    meta = spec['meta']
+    if unit == 'experiment':
+        meta.update(experiment_ts=time.strftime('%Y_%m_%d_%H%M%S'), experiment=meta['experiment'] + 1)
+        meta.update(trial=-1, session=-1)
+    elif unit == 'trial':
+        meta.update(experiment=max(meta['experiment'], 0), trial=meta['trial'] + 1, session=-1)
+    elif unit == 'session':
+        meta.update(experiment=max(meta['experiment'], 0), trial=max(meta['trial'], 0), session=meta['session'] + 1)
+    else:
+        raise ValueError(f"unit '{unit}' is none of experiment, trial, session")
+    set_paths(spec)
+    return spec
+
+
+def run_folder(spec):
+    """Where the run lies: `meta.predir` for one that was found on disk, else a new folder under the data directory."""
+    if spec['meta'].get('predir'):
+        return Path(spec['meta']['predir'])
+    return paths.data_dir() / f'{spec["name"]}_{spec["meta"]["experiment_ts"]}'
+
+
+def unit_name(spec):
+    """`dqn_cartpole`, `dqn_cartpole_t0` or `dqn_cartpole_t0_s1`, by the indices that the spec has been ticked to."""
+    meta = spec['meta']
+    name = spec['name']
+    if meta['trial'] >= 0:
+        name += f'_t{meta["trial"]}'
+    if meta['session'] >= 0:
+        name += f'_s{meta["session"]}'
+    return name
+
+
+def copy_of(spec):
+    return copy.deepcopy(spec)
+
+
+def set_paths(spec):
+    """Points a spec's paths at its unit's files in the run folder."""
+    folder = run_folder(spec)
+    meta = spec['meta']
+    meta['prepath'] = str(folder / unit_name(spec))
+    for name in FOLDERS:
+        meta[f'{name}_prepath'] = str(folder / name / unit_name(spec))
+    return spec
+
+
+def save(spec):
+    """Writes the spec of the unit it is ticked to: `{prepath}_spec.json`."""
+    files.write_json(spec, f'{spec["meta"]["prepath"]}_spec.json')
+
+
+def session_spec(spec, session):
+    """A copy of a trial's spec for one of its sessions."""
+    spec = copy.deepcopy(spec)
+    spec['meta']['session'] = session - 1
+    return tick(spec, 'session')

@@ -1,0 +1,97 @@
+import logging
+
+import gymnasium
+import pytest
+from env_cases import spec_of
+
+from slm_lab.env import make_env, registration
+from slm_lab.env.registration import current_id, make_single
+from slm_lab.lib.errors import SpecError
+
+
+def test_an_old_id_runs_as_the_current_one_with_one_line(caplog):
+    with caplog.at_level(logging.INFO, logger='slm_lab.env'):
+        env = make_env(spec_of('Pendulum-v0', num_envs=2, resume='fresh'), seed=0)
+        env.reset()
+    assert env.unwrapped.slots[0].env.spec.id == 'Pendulum-v1'
+    assert [r.getMessage() for r in caplog.records] == ["env 'Pendulum-v0' is an old id, running 'Pendulum-v1'"]
+
+
+def test_every_old_id_leads_to_one_that_gymnasium_has():
+    missing = [new for new in registration.CURRENT_IDS.values() if new not in gymnasium.registry]
+    assert missing == []
+
+
+def test_cartpole_v0_stays_and_lasts_200_steps(recwarn):
+    assert current_id('CartPole-v0') == 'CartPole-v0'
+    assert make_single('CartPole-v0').spec.max_episode_steps == 200
+    assert not recwarn.list
+
+
+def test_max_t_truncates():
+    env = make_single('CartPole-v1', max_t=2)
+    env.reset(seed=0)
+    assert [env.step(0)[2:4] for _ in range(2)] == [(False, False), (False, True)]
+
+
+def test_an_unknown_name_gets_the_close_ones_and_not_all():
+    with pytest.raises(SpecError) as e:
+        make_single('CartPool-v1', where='mine > env.0')
+    line = str(e.value)
+    assert line.startswith("mine > env.0.name: environment 'CartPool-v1' is unknown; did you mean 'CartPole-v1'?")
+    assert 'CartPole-v0' in line and 'Pendulum-v1' not in line
+
+
+def test_the_nearest_match_does_not_mind_upper_and_lower_case():
+    with pytest.raises(SpecError, match="did you mean 'MountainCar-v0'"):
+        make_single('mountaincar-v0')
+
+
+def test_an_unknown_name_that_resembles_nothing():
+    with pytest.raises(SpecError, match='resembles none'):
+        make_single('qqqqqqqqqqqqqq')
+
+
+def test_a_missing_package_names_the_pip_extra(monkeypatch):
+    def entry_point():
+        raise gymnasium.error.DependencyNotInstalled('X is not installed, run `pip install "gymnasium[box2d]"`')
+
+    monkeypatch.setitem(gymnasium.registry, 'Absent-v0', gymnasium.envs.registration.EnvSpec('Absent-v0', entry_point))
+    with pytest.raises(SpecError, match=r"'Absent-v0' needs a package .*: pip install 'gymnasium\[box2d\]'"):
+        make_single('Absent-v0')
+
+
+def test_a_module_that_is_not_there_is_named():
+    with pytest.raises(SpecError, match="'no_such_module:My-v0' cannot be imported.*no_such_module"):
+        make_single('no_such_module:My-v0')
+
+
+def test_a_keyword_is_passed_on():
+    assert make_single('Pendulum-v1', kwargs={'g': 9.81}).unwrapped.g == 9.81
+
+
+def test_a_keyword_that_the_environment_does_not_take_is_named():
+    with pytest.raises(SpecError, match=r"env\.0\.gravity: 'CartPole-v1' does not take this keyword"):
+        make_single('CartPole-v1', kwargs={'gravity': 1})
+
+
+def test_a_discrete_observation_is_refused_with_what_is_supported():
+    with pytest.raises(SpecError, match=r"'Tabular-v0' has observations of type Discrete\(16\); supported are Box"):
+        make_single('Tabular-v0')
+
+
+def test_a_window_is_wanted_without_a_display(caplog, monkeypatch):
+    for variable in ('DISPLAY', 'WAYLAND_DISPLAY'):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(registration.sys, 'platform', 'linux')
+    with caplog.at_level(logging.INFO, logger='slm_lab.env'):
+        env = make_env(spec_of('CartPole-v1'), seed=0, render=True)
+    assert env.unwrapped.slots[0].env.render_mode is None
+    assert len(caplog.records) == 1 and 'no display' in caplog.text
+
+
+def test_only_the_first_slot_is_shown(monkeypatch):
+    monkeypatch.setenv('DISPLAY', ':0')
+    env = make_env(spec_of('Count-v0', num_envs=2), seed=0, render=True)
+    modes = [slot.env.spec.kwargs.get('render_mode') for slot in env.unwrapped.slots]
+    assert modes == ['human', None]

@@ -1,0 +1,185 @@
+import logging
+
+import numpy as np
+import pytest
+from env_cases import play, spec_of, through_text
+
+from slm_lab.env import make_env
+from slm_lab.env.registration import make_single
+from slm_lab.env.slot import Slot, probe
+from slm_lab.lib.rng import GlobalStreams, generator
+from slm_lab.lib.state import check_tree, first_difference
+
+
+def build(name, **kwargs):
+    return lambda: make_single(name, **kwargs)
+
+
+@pytest.mark.parametrize(
+    'name, mode',
+    [
+        ('CartPole-v1', 'replay'),
+        ('Pendulum-v1', 'replay'),
+        ('Acrobot-v1', 'replay'),
+        ('MountainCar-v0', 'replay'),
+        ('Count-v0', 'replay'),
+        ('Carried-v0', 'fresh'),
+        ('Noisy-v0', 'episode'),
+        ('GloballyNoisy-v0', 'episode'),
+    ],
+)
+def test_probe_finds_the_way_back(name, mode):
+    assert probe(build(name), seed=0) == mode
+
+
+def test_the_probe_disturbs_no_generator_of_the_run():
+    streams = GlobalStreams(0)
+    streams.install()
+    before = streams.state_dict()
+    firsts = []
+    for resume in ('auto', 'episode'):
+        env = make_env(spec_of('GloballyNoisy-v0', resume=resume), seed=5)
+        env.unwrapped.resume_mode()
+        assert first_difference(before, streams.state_dict()) is None
+        firsts.append(make_env(spec_of('CartPole-v1', resume='auto' if resume == 'auto' else 'replay'), 5).reset())
+    np.testing.assert_array_equal(*firsts)
+
+
+def test_a_resumed_run_does_not_probe_again(monkeypatch):
+    env = make_env(spec_of('Carried-v0'), seed=0)
+    env.reset()
+    state = through_text(env.state_dict())
+    assert state['resume'] == 'fresh'
+    later = make_env(spec_of('Carried-v0'), seed=0)
+    monkeypatch.setattr(later.unwrapped, '_probe', lambda: pytest.fail('probed again'))
+    later.load_state_dict(state)
+    later.reset()
+
+
+def test_a_probe_happens_once_and_evaluation_shares_it(monkeypatch):
+    train = make_env(spec_of('Carried-v0'), seed=0)
+    evaluating = make_env(spec_of('Carried-v0'), seed=1, evaluating=True, train_env=train)
+    found = []
+    inner = train.unwrapped
+    original = inner._probe
+    monkeypatch.setattr(inner, '_probe', lambda: found.append(1) or original())
+    train.reset()
+    train.reset()
+    evaluating.reset()
+    assert found == [1] and evaluating.unwrapped.resume == 'fresh'
+
+
+def test_fresh_builds_anew_at_each_reset():
+    env = make_env(spec_of('Carried-v0', resume='fresh'), seed=0)
+    env.reset()
+    counts = [int(env.step([0]).state[0, 0]) for _ in range(21)]
+    assert counts == [1] * 21
+    used = make_env(spec_of('Carried-v0', resume='replay'), seed=0)
+    used.reset()
+    assert [int(used.step([0]).state[0, 0]) for _ in range(21)] == [1] * 6 + [2] * 7 + [3] * 7 + [4]
+
+
+def test_every_reset_passes_a_seed_of_its_own():
+    slot = Slot(build('CartPole-v1'), generator(0, 'env', 0))
+    seeds = []
+    for _ in range(3):
+        slot.reset()
+        seeds.append(slot.state_dict()['seed'])
+    expected = generator(0, 'env', 0).integers(2**31, size=3).tolist()
+    assert seeds == expected and len(set(seeds)) == 3
+
+
+def test_the_state_is_seed_actions_and_generator():
+    slot = Slot(build('Pendulum-v1'), generator(0, 'env', 0))
+    slot.reset()
+    slot.step(np.array([0.5]))
+    slot.step(np.array([-1.5]))
+    state = slot.state_dict()
+    check_tree(state)
+    assert set(state) == {'rng', 'seed', 'actions', 'observation'}
+    assert state['actions'].tolist() == [[0.5], [-1.5]] and state['actions'].dtype == np.float32
+
+
+def test_a_slot_that_never_began_comes_back_as_that():
+    env = make_env(spec_of('CartPole-v1'), seed=3)
+    later = make_env(spec_of('CartPole-v1'), seed=0)
+    later.load_state_dict(through_text(env.state_dict()))
+    assert later.state is None and later.restarted == []
+    np.testing.assert_array_equal(later.reset(), env.reset())
+
+
+@pytest.mark.parametrize('resume', ['auto', 'replay', 'episode'])
+@pytest.mark.parametrize('num_envs', [1, 3])
+def test_an_environment_without_a_way_back_begins_a_new_episode(resume, num_envs, caplog):
+    spec = spec_of('Noisy-v0', resume=resume, num_envs=num_envs, normalize_state=True, frame_op='stack', frame_op_len=2)
+    env = make_env(spec, seed=0)
+    env.reset()
+    play(env, 0, 13)
+    state = through_text(env.state_dict())
+    later = make_env(spec, seed=0)
+    with caplog.at_level(logging.WARNING, logger='slm_lab.env'):
+        later.load_state_dict(state)
+    assert later.restarted == list(range(num_envs))
+    assert len(caplog.records) == 1 and "env 'Noisy-v0'" in caplog.text
+    # the episode's own state begins anew
+    frames = later.state
+    np.testing.assert_array_equal(frames[:, 0], frames[:, 1])
+    after = later.state_dict()
+    assert after['TrackReturn']['running'].tolist() == [0.0] * num_envs
+    assert [slot['actions'].tolist() for slot in after['slots']] == [[]] * num_envs
+    # all else is what was saved, and the generators are where the next reset of the run had left them
+    assert after['TrackReturn']['finished'].tolist() == [9.0] * num_envs
+    assert first_difference(state['NormalizeState'], after['NormalizeState']) is None
+    env.reset()
+    for ours, theirs in zip(after['slots'], env.state_dict()['slots'], strict=True):
+        assert first_difference(ours['rng'], theirs['rng']) is None and ours['seed'] == theirs['seed']
+    # nine steps make a whole episode from there
+    ends = [bool(s['terminated'][0]) for s in play(later, 13, 23)]
+    assert ends == [False] * 8 + [True, False]
+
+
+def test_resume_by_episode_does_not_try():
+    env = make_env(spec_of('CartPole-v1', resume='episode'), seed=0)
+    env.reset()
+    env.step([0])
+    later = make_env(spec_of('CartPole-v1', resume='episode'), seed=0)
+    later.load_state_dict(through_text(env.state_dict()))
+    assert later.restarted == [0]
+    np.testing.assert_array_equal(later.state, env.reset())
+
+
+def test_a_replay_that_ends_too_early_draws_no_seed(caplog):
+    env = make_env(spec_of('Count-v0', resume='replay'), seed=0)
+    env.reset()
+    env.step([0])
+    state = through_text(env.state_dict())
+    state['slots'][0]['actions'] = np.array([0, 1, 0])
+    later = make_env(spec_of('Count-v0', resume='replay'), seed=0)
+    later.load_state_dict(state)
+    env.reset()
+    assert later.restarted == [0] and len(caplog.records) == 1
+    assert later.state_dict()['slots'][0]['seed'] == env.state_dict()['slots'][0]['seed']
+
+
+def test_an_observation_that_differs_in_one_bit_is_another():
+    env = make_env(spec_of('CartPole-v1', resume='replay'), seed=0)
+    env.reset()
+    env.step([0])
+    state = through_text(env.state_dict())
+    observation = state['slots'][0]['observation'].copy()
+    observation[2] = np.nextafter(observation[2], np.float32(1))
+    state['slots'][0]['observation'] = observation
+    env.load_state_dict(state)
+    assert env.restarted == [0]
+
+
+def test_restoring_draws_nothing_from_the_streams_of_the_process():
+    env = make_env(spec_of('GloballyNoisy-v0', resume='replay'), seed=0)
+    env.reset()
+    env.step([0])
+    state = through_text(env.state_dict())
+    streams = GlobalStreams(0)
+    streams.install()
+    before = streams.state_dict()
+    make_env(spec_of('GloballyNoisy-v0', resume='replay'), seed=0).load_state_dict(state)
+    assert first_difference(before, streams.state_dict()) is None
