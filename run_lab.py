@@ -1,6 +1,8 @@
 """The command of the lab: reads what is to be run, hands it over, and turns errors into one line and an exit status."""
 
 import argparse
+import shlex
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -20,6 +22,7 @@ modes:
   train@RUN       continue a run exactly where it stopped, or extend it after raising max_frame in the spec;
                   RUN is its folder, or `latest` for the newest run of this spec (dev@RUN likewise)
   enjoy@RUN       play the best nets of a run, or of a session by its _spec.json; writes nothing
+  search          a search over many trials: not built yet
   verify@RUN      train again from a run's previous checkpoint to its newest and compare; exit status 1 if they differ
 
 A new run may start from the nets of another (transfer, not continuation): "load_net": "<run folder>" in the agent spec.
@@ -68,15 +71,25 @@ def read_jobs(words):
 
     if len(words) == 3:
         return [tuple(words)]
-    path = Path(words[0]) if words else Path('job/experiments.json')
+    given = path = Path(words[0]) if words else Path('job/experiments.json')
     if not path.is_file() and paths.CHECKOUT:
         path = paths.CHECKOUT / path
     if not path.is_file():
-        raise SpecError(f"job file '{path}' does not exist")
+        raise SpecError(f"job file '{given}' does not exist")
     jobs = files.read_json(path)
     if not isinstance(jobs, dict) or not all(isinstance(specs, dict) for specs in jobs.values()):
         raise SpecError(f'{path}: a job file is {{"spec file": {{"spec name": "mode"}}}}')
-    return [(spec_file, name, mode) for spec_file, specs in jobs.items() for name, mode in specs.items()]
+    return [(spec_file, name, str(mode)) for spec_file, specs in jobs.items() for name, mode in specs.items()]
+
+
+def check_jobs(jobs):
+    """Raises what is wrong with the input of any job, before the first one starts."""
+    from slm_lab.spec import spec_util
+
+    for spec_file, spec_name, lab_mode in jobs:
+        _, prename = parse_mode(lab_mode)
+        if prename is None:
+            spec_util.get(spec_file, spec_name)
 
 
 def run_job(spec_file, spec_name, lab_mode, stop):
@@ -101,20 +114,27 @@ def train(spec_file, spec_name, mode, prename, stop):
     else:
         spec, _, changes = resume.open_run(prename, spec_file, spec_name, mode)
     trial = Trial(spec, mode, stop, resumes=prename is not None, changes=changes)
-    command = f'python run_lab.py {spec_file} {spec_name} {mode}@{paths.for_display(trial.folder)}'
+
+    def command():
+        python = 'python' if shutil.which('python') == sys.executable else sys.executable
+        return shlex.join([python, sys.argv[0], spec_file, spec_name, f'{mode}@{paths.for_display(trial.folder)}'])
+
     try:
         outcome = trial.run()
     except LabError:
         if trial.folder.is_dir():
-            print(f'Resume it with: {command}')
+            print(f'Resume it with: {command()}')
         raise
     for name, value in outcome.metrics.items():
         print(f'  {name}: {value:g}' if isinstance(value, float) else f'  {name}: {value}')
     if not outcome.finished:
-        print(f'Stopped by {stop.reason}; a complete checkpoint is on disk.')
+        at = ', '.join(f'session {index} at frame {frame}' for index, frame in sorted(outcome.frames.items()))
+        print(f'Stopped by {stop.reason}; complete checkpoints: {at or "none, no session had begun"}')
+    elif stop():
+        print(f'Stopped by {stop.reason} when training was over; to have every graph, resume')
     print(f'Run folder: {paths.for_display(trial.folder)}')
-    print(f'{"Extend" if outcome.finished else "Resume"} it with: {command}')
-    return stop.exit_status if not outcome.finished or stop.signal is not None else 0
+    print(f'{"Resume" if stop() else "Extend"} it with: {command()}')
+    return stop.exit_status
 
 
 def enjoy(prename, spec_name, stop):
@@ -151,8 +171,10 @@ def main(argv=None):
         from slm_lab.lib import logger
 
         logger.setup()
-        status = 0
-        for job in read_jobs(args.words):
+        status, jobs = 0, read_jobs(args.words)
+        if len(jobs) > 1:
+            check_jobs(jobs)
+        for job in jobs:
             status = run_job(*job, stop) or status
             if stop():
                 break

@@ -16,18 +16,18 @@ class Agent:
         spec: the resolved spec {agent, env, meta}
         env: gives observation_space, action_space, num_envs
         seed: the session's seed
-        session: index of the session
+        place: counts sessions across a machine; picks the GPU
         check: dev mode: verify every train step
     """
 
-    def __init__(self, spec, env, seed, session=0, check=False):
+    def __init__(self, spec, env, seed, place=0, check=False):
         agent_spec = spec['agent']
         self.spec, self.name = spec, agent_spec['name']
         world = World(env.observation_space, env.action_space, env.num_envs)
         memory_class = MEMORIES.get(agent_spec['memory']['name'])
         memory_rng = rng_lib.generator(seed, 'memory')
         self.memory = memory_class(agent_spec['memory'], _layout(world), world.num_envs, memory_rng)
-        self.algorithm = ALGORITHMS.get(agent_spec['algorithm']['name'])(agent_spec, world, seed, session, check)
+        self.algorithm = ALGORITHMS.get(agent_spec['algorithm']['name'])(agent_spec, world, seed, place, check)
         self.body = Body(rigorous_eval=bool(spec['meta']['rigorous_eval']))
 
     def act(self, states, evaluating=False):

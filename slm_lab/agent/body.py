@@ -69,11 +69,6 @@ class Body:
             self.total_reward_ma = row['total_reward_ma']
         return row
 
-    def drop_last_row(self, df_mode):
-        """Takes back a row that was there only because a run ended."""
-        for values in self.rows[df_mode].values():
-            values.pop()
-
     def take_best(self, df_mode):
         """Whether the last row is at least as good as any before; remembers it if so.
 

@@ -1,14 +1,35 @@
-"""Action distributions over a net's output, by the names that specs use."""
+"""Action distributions over a net's output, by the names that specs use.
 
+A distribution says how wide the policy heads are (`out_dim`), is built from their output, and maps its actions to those
+of the env (`to_env`). Its log-probs and entropies are those of whole actions: summed over an action's components.
+"""
+
+import numpy as np
 import torch
 from torch import distributions
+from torch.nn import functional
 
 from slm_lab.lib.errors import SpecError, suggest
 from slm_lab.lib.registry import DISTRIBUTIONS
 
+# bounds of a log standard deviation: beyond them samples or densities lose all meaning in float32
+LOG_SCALE_MIN, LOG_SCALE_MAX = -20.0, 2.0
+
+
+class _DiscreteActions:
+    """One logit for each action: (B, A) -> actions (B,)."""
+
+    @staticmethod
+    def out_dim(space):
+        return int(space.n)
+
+    @staticmethod
+    def to_env(actions, space):
+        return actions
+
 
 @DISTRIBUTIONS.register
-class Categorical(distributions.Categorical):
+class Categorical(_DiscreteActions, distributions.Categorical):
     """softmax(logits): (B, A) -> actions (B,)."""
 
     def __init__(self, logits):
@@ -16,17 +37,153 @@ class Categorical(distributions.Categorical):
 
 
 @DISTRIBUTIONS.register
-class Argmax(distributions.Categorical):
+class GumbelSoftmax(Categorical):
+    """The name under which specs of SAC ask for discrete actions; a Categorical, of which SAC takes expectations."""
+
+
+@DISTRIBUTIONS.register
+class Argmax(_DiscreteActions, distributions.Categorical):
     """All mass on the largest entry; ties share it equally: (B, A) -> actions (B,)."""
 
     def __init__(self, logits):
-        self._values = logits
         is_max = logits == logits.max(dim=-1, keepdim=True).values
         super().__init__(probs=is_max / is_max.sum(dim=-1, keepdim=True), validate_args=False)
 
 
+@DISTRIBUTIONS.register
+class MultiCategorical:
+    """One softmax for each component of the action: a list of (B, A_i) -> actions (B, components)."""
+
+    def __init__(self, logits):
+        self.components = [Categorical(each) for each in logits]
+
+    @staticmethod
+    def out_dim(space):
+        return [int(n) for n in space.nvec]
+
+    @staticmethod
+    def to_env(actions, space):
+        return actions
+
+    @property
+    def logits(self):
+        return [component.logits for component in self.components]
+
+    @property
+    def probs(self):
+        return [component.probs for component in self.components]
+
+    def sample(self):
+        return torch.stack([component.sample() for component in self.components], dim=-1)
+
+    def log_prob(self, actions):
+        """actions (B, components) -> (B,)"""
+        return sum(component.log_prob(actions[..., i]) for i, component in enumerate(self.components))
+
+    def entropy(self):
+        return sum(component.entropy() for component in self.components)
+
+
+@DISTRIBUTIONS.register
+class Bernoulli(distributions.Independent):
+    """An independent switch for each component: logits (B, n) -> actions (B, n) of 0 and 1."""
+
+    def __init__(self, logits):
+        super().__init__(distributions.Bernoulli(logits=logits, validate_args=False), 1, validate_args=False)
+
+    @staticmethod
+    def out_dim(space):
+        return int(space.n)
+
+    @staticmethod
+    def to_env(actions, space):
+        return actions
+
+
+class _ContinuousActions(distributions.Independent):
+    """Independent components, each with two parameters: [first (B, d), second (B, d)], or (B, 2) when d is 1."""
+
+    @staticmethod
+    def out_dim(space):
+        d = space.shape[0]
+        return 2 if d == 1 else [d, d]
+
+    @staticmethod
+    def to_env(actions, space):
+        """Actions beyond the bounds are cut; their log-probs are of what was drawn."""
+        return np.clip(actions, space.low, space.high)
+
+    def __init__(self, output):
+        first, second = output.split(1, dim=-1) if isinstance(output, torch.Tensor) else output
+        super().__init__(self.build(first, second), 1, validate_args=False)
+
+
+def _scale(log_scale):
+    return log_scale.clamp(LOG_SCALE_MIN, LOG_SCALE_MAX).exp()
+
+
+@DISTRIBUTIONS.register
+class Normal(_ContinuousActions):
+    """Independent normals: means and log standard deviations."""
+
+    @staticmethod
+    def build(loc, log_scale):
+        return distributions.Normal(loc, _scale(log_scale), validate_args=False)
+
+
+@DISTRIBUTIONS.register
+class MultivariateNormal(Normal):
+    """A normal with a diagonal covariance, which is what independent normals are."""
+
+
+@DISTRIBUTIONS.register
+class LogNormal(_ContinuousActions):
+    """Independent log-normals: mean and log standard deviation of the logarithm; actions above 0."""
+
+    @staticmethod
+    def build(loc, log_scale):
+        return distributions.LogNormal(loc, _scale(log_scale), validate_args=False)
+
+
+@DISTRIBUTIONS.register
+class Gumbel(_ContinuousActions):
+    """Independent Gumbels: locations and log scales."""
+
+    @staticmethod
+    def build(loc, log_scale):
+        return distributions.Gumbel(loc, _scale(log_scale), validate_args=False)
+
+
+@DISTRIBUTIONS.register
+class Beta(_ContinuousActions):
+    """Independent Betas with one mode (Chou et al. 2017): both parameters 1 + softplus; actions in (0, 1).
+
+    The env gets them stretched to its bounds.
+    """
+
+    @staticmethod
+    def build(alpha, beta):
+        return distributions.Beta(1 + functional.softplus(alpha), 1 + functional.softplus(beta), validate_args=False)
+
+    def log_prob(self, actions):
+        # float32 rounds samples to the very ends, where the density is not defined
+        return super().log_prob(actions.clamp(1e-6, 1 - 1e-6))
+
+    @staticmethod
+    def to_env(actions, space):
+        if not np.isfinite([space.low, space.high]).all():
+            raise SpecError(f'Beta needs actions with bounds; this env has {space}')
+        return space.low + actions * (space.high - space.low)
+
+
 # by the action space, the distributions that fit it; the first is the default
-FITTING = {'discrete': ('Categorical', 'Argmax')}
+FITTING = {
+    'continuous': ('Normal', 'Beta', 'Gumbel', 'LogNormal', 'MultivariateNormal'),
+    'multi_continuous': ('Normal', 'MultivariateNormal', 'Beta', 'Gumbel', 'LogNormal'),
+    'discrete': ('Categorical', 'Argmax', 'GumbelSoftmax'),
+    'multi_discrete': ('MultiCategorical',),
+    'multi_binary': ('Bernoulli',),
+}
 
 
 def action_type(space):
@@ -45,19 +202,18 @@ def action_type(space):
 def pick(name, space, where):
     """The distribution class for an action space. Raises: SpecError naming those that fit."""
     kind = action_type(space)
-    fitting = FITTING.get(kind, ())
-    if not fitting:
-        raise SpecError(f'{where}: no distribution for {kind} actions ({space}) is built yet')
+    fitting = FITTING[kind]
     name = fitting[0] if name in (None, 'default') else name
     if name not in fitting:
         raise SpecError(f"{where}: '{name}' does not fit {kind} actions{suggest(name, fitting)}")
     return DISTRIBUTIONS.get(name)
 
 
-@torch.no_grad()
 def greedy(logits):
-    """The action that Argmax would take, without building it where no two entries tie. (B, A) -> (B,)."""
-    best, actions = logits.max(dim=-1)
-    if int((logits == best.unsqueeze(-1)).sum()) == len(actions):
-        return actions
-    return Argmax(logits).sample()
+    """The actions that Argmax would draw, as numpy; it is built only where entries tie. (B, A) -> (B,)"""
+    values = logits.numpy(force=True)
+    if np.count_nonzero(values == values.max(axis=-1, keepdims=True)) == len(values):
+        return values.argmax(axis=-1)
+    if np.isnan(values).any():
+        raise FloatingPointError('the net gives no numbers (nan): look for observations or rewards that are not finite')
+    return Argmax(logits).sample().numpy(force=True)

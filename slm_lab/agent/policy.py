@@ -12,7 +12,7 @@ from slm_lab.lib.registry import POLICIES
 
 def _sample(logits, actor):
     if actor.distribution is distribution.Argmax:
-        return distribution.greedy(logits).numpy(force=True)
+        return distribution.greedy(logits)
     return actor.distribution(logits).sample().numpy(force=True)
 
 
@@ -60,6 +60,8 @@ def random_actions(space, n, rng):
     if kind == 'MultiBinary':
         return rng.integers(0, 2, (n, *space.shape), dtype=space.dtype)
     low, high = space.low, space.high
+    if space.dtype.kind in 'iu':
+        return rng.integers(low, high, (n, *space.shape), dtype=space.dtype, endpoint=True)
     sample = np.empty((n, *space.shape))
     bounded, below, above = space.bounded_below & space.bounded_above, space.bounded_below, space.bounded_above
     uniform, exponential = rng.random(sample.shape), rng.exponential(size=sample.shape)

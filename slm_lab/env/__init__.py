@@ -23,7 +23,7 @@ from slm_lab.lib.errors import SpecError
 from slm_lab.lib.keys import Key, leftover, read_keys
 from slm_lab.lib.registry import ENV_TABLES
 
-__all__ = ['KEYS', 'Clock', 'Step', 'check_env_spec', 'make_env']
+__all__ = ['KEYS', 'Clock', 'Step', 'check_env_spec', 'make_env', 'make_raw', 'what_is_made']
 
 logger = logging.getLogger('slm_lab.env')
 
@@ -53,6 +53,20 @@ def env(env_spec, where):
     """What the spec room looks up. Returns: (every key that is read, with defaults; places of ignored keys)."""
     values, kwargs, ignored = _read(env_spec, where)
     return {**values, **kwargs}, ignored
+
+
+def what_is_made(env_spec):
+    """(id, max_t, keywords) with which gymnasium makes the environment of an env spec, which need not be complete."""
+    kwargs = {key: value for key, value in env_spec.items() if key not in KEYS}
+    return current_id(env_spec['name']), env_spec.get('max_t'), kwargs
+
+
+def make_raw(env_spec, where='env.0', render=False):
+    """One environment as the spec names it, with its keywords and time limit, without any wrapper of the lab.
+
+    Raises: SpecError
+    """
+    return make_single(*what_is_made(env_spec), render, where)
 
 
 def make_env(spec, seed, *, evaluating=False, train_env=None, num_envs=None, render=False):

@@ -22,11 +22,17 @@ PROBE_STEPS = 100
 
 
 def action_caster(space):
-    """A function from one action of the agent to what the environment's space wants."""
+    """A function from one action to the type that the environment's space wants."""
     if isinstance(space, spaces.Discrete):
         return int
     dtype, shape = space.dtype, space.shape
     return lambda action: np.array(action, dtype=dtype).reshape(shape)
+
+
+def first_action(space):
+    """What the environment calls action 0 of the agent, which counts from 0; None where that is the same."""
+    start = getattr(space, 'start', None)  # of Discrete and MultiDiscrete
+    return None if start is None or not np.any(start) else start
 
 
 class Slot:
@@ -46,11 +52,11 @@ class Slot:
     def __init__(self, build, rng):
         self._build, self._rng = build, rng
         self.env = build()
-        self._cast = action_caster(self.env.action_space)
+        self._cast, self._first_action = action_caster(self.env.action_space), first_action(self.env.action_space)
         action_space = self.env.action_space
         self._actions = np.empty((256, *action_space.shape), dtype=action_space.dtype)
         self._num_actions = 0
-        self._seed = None
+        self._seed, self._is_used = None, False
         self.resume = 'replay'
         self.observation = None
         self.restarted = False
@@ -60,9 +66,9 @@ class Slot:
         return self._begin(int(self._rng.integers(SEED_LIMIT)))
 
     def _begin(self, seed):
-        if self.resume == 'fresh' and self._seed is not None:
+        if self.resume == 'fresh' and self._is_used:
             self._rebuild()
-        self._seed, self._num_actions = seed, 0
+        self._seed, self._num_actions, self._is_used = seed, 0, True
         self.observation, _ = self.env.reset(seed=seed)
         return self.observation
 
@@ -72,7 +78,10 @@ class Slot:
         Returns: (observation, reward, terminated, truncated, first): `observation` is the true successor, also at
         the end of an episode; `first` is the next episode's first observation there, else None.
         """
-        action = self._cast(action)
+        action = self._cast(action if self._first_action is None else action + self._first_action)
+        return self._step(action)
+
+    def _step(self, action):
         n = self._num_actions
         if n == len(self._actions):
             self._actions = np.concatenate([self._actions, np.empty_like(self._actions)])
@@ -109,7 +118,7 @@ class Slot:
         """Returns whether the episode stands, bit for bit, where it stood."""
         self._begin(int(state['seed']))
         for action in np.array(state['actions']):
-            first = self.step(action)[-1]
+            first = self._step(self._cast(action))[-1]
             if first is not None:
                 # it ended before its time: the seed that this reset drew goes back
                 set_generator_state(self._rng, state['rng'])
@@ -119,7 +128,11 @@ class Slot:
 
     def _rebuild(self):
         self.env.close()
-        self.env = self._build()
+        self.env, self._is_used = self._build(), False
+
+    def forget_episode(self):
+        """No episode is under way from here on: the state is the generator alone, until the next reset."""
+        self._seed, self._num_actions, self.observation = None, 0, None
 
     def close(self):
         self.env.close()

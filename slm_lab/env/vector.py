@@ -114,6 +114,12 @@ class VectorEnv:
         self.state = state
         return Step(next_state, reward, terminated, truncated, state)
 
+    def forget_episodes(self):
+        """No episode is under way from here on, so that none has to be brought back; `reset` begins the next ones."""
+        for slot in self.slots:
+            slot.forget_episode()
+        self.state = None
+
     def state_dict(self):
         return {'resume': self.resume, 'slots': [slot.state_dict() for slot in self.slots]}
 

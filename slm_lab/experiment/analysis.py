@@ -163,7 +163,7 @@ def analyze_session(spec, df, df_mode, plot):
     """
     meta = spec['meta']
     run_folder = Path(meta['info_prepath']).parents[1]
-    metrics = calc_session_metrics(df, baseline.random_mean(spec['env'][0]['name'], run_folder))
+    metrics = calc_session_metrics(df, baseline.random_mean(spec['env'][0], run_folder))
     write_json(metrics, f'{meta["info_prepath"]}_session_metrics_{df_mode}.json')
     _write_scalar(metrics, meta, f'session_metrics_scalar_{df_mode}')
     if plot:

@@ -4,7 +4,7 @@
     found = store.find()                       # the newest complete generation, and what was skipped on the way to it
     if found.generation:
         session.load_state_dict(store.restore(found.generation, session.state_dict()))
-    store.save(session.state_dict(), frame=clock.frame, fingerprint=fingerprint)
+    store.save(session.state_dict(), frame=clock.frame, spec=spec)
 
 Every save is a generation with a number of its own, never used for another while a file of it exists:
 
@@ -24,7 +24,6 @@ import importlib.metadata
 import json
 import logging
 import os
-import pickle
 import platform
 import re
 import socket
@@ -38,6 +37,7 @@ import torch
 
 import slm_lab
 from slm_lab.experiment.segment_log import SegmentError, plan_segment, read_segment, write_segment
+from slm_lab.experiment.state_file import HashedFile, load_plain, pack_tree, save_plain, unpack_tree
 from slm_lab.lib.errors import LabError, ResumeError
 from slm_lab.lib.files import fsync_folder, write_atomic
 from slm_lab.lib.state import Ring, walk
@@ -71,7 +71,7 @@ class Generation:
     number: int
     frame: int
     final: bool
-    fingerprint: object
+    spec: object
     manifest: dict
     lost_rings: list = field(default_factory=list)
     lost_best: bool = False
@@ -100,12 +100,12 @@ class CheckpointStore:
         self._new_files = []  # of the save under way
         self._sound = set()  # (file, checksum) of the files that were written here, or read here and found whole
 
-    def save(self, tree, *, frame, fingerprint, best=None, final=False):
+    def save(self, tree, *, frame, spec, best=None, final=False):
         """Writes a generation, then prunes.
 
         Args:
             tree: state tree. The rows of a `Ring` are taken to be as the save before saw them, if they are older.
-            fingerprint: what the spec was, as JSON data; kept for whoever resumes.
+            spec: JSON data on what was trained; kept for whoever resumes.
             best: {'frame', 'value', 'nets': {file stem: state_dict}}: new best nets. None: as they were before.
             final: the run has reached its `max_frame`.
 
@@ -119,7 +119,7 @@ class CheckpointStore:
             self._make_folder()
             stem = f'{self._last_number() + 1:06d}_{frame}'
             manifest, size = self._write_generation(stem, packed, rings, best)
-            manifest |= {'frame': frame, 'final': bool(final), 'fingerprint': fingerprint}
+            manifest |= {'frame': frame, 'final': bool(final), 'spec': spec}
             manifest = json.loads(json.dumps(manifest))  # as a reader will see it
             size += self._write_manifest(stem, manifest)
         except BaseException as e:
@@ -163,6 +163,12 @@ class CheckpointStore:
         lines = [line + _used_without(chosen) if chosen and g is chosen else line for line, g in skipped]
         return Found(chosen, lines)
 
+    def is_unborn(self):
+        """Whether all that is here is of a first save, of frame 0, which was cut short: nothing is lost by starting."""
+        stems = [m['stem'] for m in map(_FILE.fullmatch, self._names()) if m]
+        manifests = [stem for stem in stems if (self.folder / f'{stem}_{_MANIFEST}').exists()]
+        return not manifests and all(stem.endswith('_0') for stem in stems)
+
     def restore(self, generation, live_tree):
         """Reads a generation. What is saved from here on builds upon it.
 
@@ -177,7 +183,7 @@ class CheckpointStore:
         saved = generation.manifest['rings']
         live = {path: leaf for path, leaf in walk(live_tree) if isinstance(leaf, Ring)}
         _check_rings(saved, live, f'{self.folder}: the checkpoint of frame {generation.frame}')
-        packed = self._load(generation.manifest['state'])
+        packed = load_plain(self.folder / generation.manifest['state'])
         self._base = None
         rings = {}
         for path, ring in live.items():
@@ -194,7 +200,11 @@ class CheckpointStore:
         best = generation.manifest['best']
         if best is None or generation.lost_best:
             return None
-        return {'frame': best['frame'], 'value': best['value'], 'nets': unpack_tree(self._load(best['file']), {})}
+        return {
+            'frame': best['frame'],
+            'value': best['value'],
+            'nets': unpack_tree(load_plain(self.folder / best['file']), {}),
+        }
 
     def prune(self):
         """Deletes what no kept generation needs: older and damaged generations, unfinished ones, temporary files.
@@ -243,7 +253,7 @@ class CheckpointStore:
                 'segments': segments,
             }
         state = f'{stem}_{_STATE}'
-        written[state] = self._write_file(state, _torch_save, packed)
+        written[state] = self._write_file(state, save_plain, packed)
         if best is None:
             best_entry = base['best']
             if best_entry:
@@ -253,7 +263,7 @@ class CheckpointStore:
             nets, inner_rings = pack_tree(best['nets'])
             if inner_rings:
                 raise TypeError(f'best nets: {next(iter(inner_rings))} holds a Ring')
-            written[name] = self._write_file(name, _torch_save, nets)
+            written[name] = self._write_file(name, save_plain, nets)
             best_entry = {'frame': int(best['frame']), 'value': float(best['value']), 'file': name}
         manifest = {
             'format': FORMAT,
@@ -272,7 +282,7 @@ class CheckpointStore:
         if (self.folder / name).exists():  # another process saves here: its files are not ours to remove
             raise FileExistsError(errno.EEXIST, f'{name} is there already')
         self._new_files.append(name)
-        with _HashedFile(self.folder / name) as file:
+        with HashedFile(self.folder / name) as file:
             write(file, *args)
             entry = file.finish()
         self._sound.add((name, entry['sha256']))
@@ -328,7 +338,7 @@ class CheckpointStore:
                 why = self._fault(file, entry)
                 if why:
                     bad[file] = why
-            generation = Generation(number, manifest['frame'], manifest['final'], manifest['fingerprint'], manifest)
+            generation = Generation(number, manifest['frame'], manifest['final'], manifest['spec'], manifest)
             if manifest['state'] in bad:
                 generation = None
             elif bad:
@@ -367,14 +377,6 @@ class CheckpointStore:
         others = f', and {more} more of its files are damaged' if more else ''
         return f'{self.folder / name} {why}{others}: the checkpoint of frame {stem.split("_")[1]} is incomplete'
 
-    def _load(self, name):
-        path = self.folder / name
-        try:
-            return torch.load(path, map_location='cpu', weights_only=True)
-        except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as e:
-            reason = str(e).splitlines()[0] if str(e) else type(e).__name__
-            raise LabError(f'{path} is not a file of tensors and plain data, and was not read: {reason}') from None
-
     def _read_ring(self, ring, segments):
         row = segments[0]['start'] if segments else ring.written
         if row > ring.first_row:
@@ -391,88 +393,6 @@ class CheckpointStore:
                 raise LabError(f'{path} {e}') from None
         if row != ring.written:
             raise LabError(f'{self.folder}: rows {row} to {ring.written} of a ring are in no segment')
-
-
-# --- the state tree as plain data
-
-# keys that mark, in a packed tree, what stands for an array, a numpy scalar or a ring
-_ARRAY, _SCALAR, _RING = '\0array', '\0scalar', '\0ring'
-
-
-def pack_tree(tree):
-    """Turns a state tree into what `torch.load(weights_only=True)` reads back exactly.
-
-    Arrays are not copied where they lie in one piece.
-    Returns: (packed tree, {path: Ring} of its rings, which are packed as their paths alone).
-    Raises: TypeError naming the place of a leaf that a state tree may not hold.
-    """
-    rings = {}
-    return _pack(tree, '', rings), rings
-
-
-def _pack(leaf, path, rings):
-    def below(key, value):
-        return _pack(value, f'{path}.{key}' if path else str(key), rings)
-
-    if isinstance(leaf, dict):
-        for key in leaf:
-            if type(key) not in (str, int) or key in (_ARRAY, _SCALAR, _RING):
-                raise TypeError(f'state tree: {path} has the key {key!r}')
-        return {key: below(key, value) for key, value in leaf.items()}
-    if isinstance(leaf, (list, tuple)):
-        items = [below(i, value) for i, value in enumerate(leaf)]
-        return tuple(items) if isinstance(leaf, tuple) else items
-    if isinstance(leaf, Ring):
-        rings[path] = leaf
-        return {_RING: path}
-    if isinstance(leaf, torch.Tensor):
-        return _own_storage(leaf.detach().cpu())
-    if isinstance(leaf, np.ndarray) and not leaf.dtype.hasobject:
-        return {_ARRAY: _pack_array(leaf)}
-    if isinstance(leaf, np.generic) and not leaf.dtype.hasobject:
-        return {_SCALAR: _pack_array(np.asarray(leaf))}
-    if leaf is not None and type(leaf) not in (bool, int, float, str):
-        raise TypeError(f'state tree: {path} holds a {type(leaf).__name__}')
-    return leaf
-
-
-def _own_storage(tensor):
-    """torch saves the whole memory behind a view: a part of something larger is copied out first."""
-    if tensor.layout == torch.strided and tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
-        return tensor.clone(memory_format=torch.contiguous_format)
-    return tensor
-
-
-def _pack_array(array):
-    """(dtype, shape, its bytes as a tensor): torch lacks some of numpy's dtypes, and would lose byte order."""
-    flat = np.ascontiguousarray(array).reshape(-1)
-    content = flat.view(np.uint8) if flat.nbytes else np.empty(0, np.uint8)
-    if not content.flags.writeable:
-        content = content.copy()
-    return np.lib.format.dtype_to_descr(array.dtype), tuple(array.shape), torch.from_numpy(content)
-
-
-def _unpack_array(packed):
-    descr, shape, content = packed
-    dtype = np.lib.format.descr_to_dtype(descr)
-    if content.numel() == 0:
-        return np.empty(shape, dtype)
-    return content.numpy().view(dtype).reshape(shape)
-
-
-def unpack_tree(packed, rings):
-    """Undoes `pack_tree`, putting `rings` ({path: Ring}) in their places."""
-    if isinstance(packed, dict):
-        if _ARRAY in packed:
-            return _unpack_array(packed[_ARRAY])
-        if _SCALAR in packed:
-            return _unpack_array(packed[_SCALAR])[()]
-        if _RING in packed:
-            return rings[packed[_RING]]
-        return {key: unpack_tree(value, rings) for key, value in packed.items()}
-    if isinstance(packed, (list, tuple)):
-        return type(packed)(unpack_tree(value, rings) for value in packed)
-    return packed
 
 
 # --- rings
@@ -553,53 +473,6 @@ def _hash_stream(file):
     while block := file.read(2**20):
         sha.update(block)
     return sha.hexdigest()
-
-
-def _torch_save(file, packed):
-    torch.save(packed, file)
-
-
-class _HashedFile:
-    """A new file that is hashed while it is written, so that its checksum costs no second read.
-
-    `torch.save` cannot carry an exception of its file object, so an error is kept, and raised by `finish`.
-    """
-
-    def __init__(self, path):
-        self._file = open(path, 'xb')  # noqa: SIM115 (`__exit__` closes it)
-        self._sha, self._size, self._error = hashlib.sha256(), 0, None
-
-    def write(self, content):
-        size = memoryview(content).nbytes
-        if self._error is None:
-            try:
-                self._file.write(content)
-                self._sha.update(content)
-                self._size += size
-            except OSError as e:
-                self._error = e
-        return size
-
-    def flush(self):
-        """torch calls it; `finish` does the work."""
-
-    def finish(self):
-        """Makes the content durable. Returns {'size', 'sha256'}."""
-        if self._error is not None:
-            raise self._error
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        return {'size': self._size, 'sha256': self._sha.hexdigest()}
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, kind, *_):
-        try:
-            self._file.close()
-        except OSError:  # closing writes what is still buffered: on a full disk that fails once more
-            if kind is None:
-                raise
 
 
 def _writes_elsewhere(pid):

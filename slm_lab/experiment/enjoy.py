@@ -1,7 +1,6 @@
 """`enjoy@`: plays the best nets of a run. It writes nothing, anywhere."""
 
 import logging
-import re
 from pathlib import Path
 
 from slm_lab.experiment import model_files, retro_analysis
@@ -15,19 +14,17 @@ logger = logging.getLogger('slm_lab.experiment')
 
 
 def find_session_spec(prename, spec_name):
-    """The saved spec of the session to play: a session spec's JSON file, or the best session of a run folder.
+    """The saved spec of the session to play: the best one of those that a run folder, or a spec file in it, is of.
 
     Returns: (spec, run folder)
     """
-    path = Path(prename)
+    path = Path(prename).expanduser()
     if path.suffix == '.json':
-        path = next((p for p in (path, Path.cwd() / path) if p.is_file()), None)
-        if path is None:
+        folder = path.absolute().parent if path.is_file() else retro_analysis.find_run(str(path.parent), spec_name)
+        if not (folder / path.name).is_file():
             raise ResumeError(f"enjoy: there is no file '{prename}'")
-        sessions = [s for s in retro_analysis.find_sessions(path.resolve().parent) if s.spec_path.name == path.name]
-        if not sessions and not re.search(r'_s\d+_spec\.json$', path.name):  # a trial's or an experiment's spec
-            sessions = retro_analysis.find_sessions(path.resolve().parent)
-        folder = path.resolve().parent
+        unit = path.name.removesuffix('_spec.json')  # of a session, a trial or the whole run
+        sessions = [s for s in retro_analysis.find_sessions(folder) if f'{s.name}_'.startswith(f'{unit}_')]
     else:
         folder = retro_analysis.find_run(prename, spec_name)
         sessions = retro_analysis.find_sessions(folder)

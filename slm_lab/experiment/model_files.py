@@ -57,6 +57,11 @@ def load_models(algorithm, paths, with_optim=True):
     Raises: LabError naming the first tensor whose shape differs, before any net is changed.
     """
     states = {name: load_pt(model) for name, (model, _) in paths.items() if name in algorithm.nets}
+    if not states:
+        raise ResumeError(
+            f'{", ".join(str(model) for model, _ in paths.values())}: none of these is a net of '
+            f'{type(algorithm).__name__}, which has {", ".join(algorithm.nets) or "none"}'
+        )
     for name, state in states.items():
         _check_shapes(algorithm.nets[name], state, f'{paths[name][0]} does not fit {name}')
     for name, state in states.items():
@@ -73,8 +78,10 @@ def load_models(algorithm, paths, with_optim=True):
 
 def _check_shapes(net, state, where):
     own = net.state_dict()
+    if not isinstance(state, dict):
+        raise ResumeError(f'{where}: it holds a {type(state).__name__} and not the tensors of a net by name')
     for key in [*own, *(k for k in state if k not in own)]:
-        was = tuple(state[key].shape) if key in state else 'nothing'
+        was = tuple(getattr(state[key], 'shape', ())) if key in state else 'nothing'
         wanted = tuple(own[key].shape) if key in own else 'nothing'
         if was != wanted:
             raise ResumeError(f'{where}: {key} is {was} there and {wanted} by the spec')

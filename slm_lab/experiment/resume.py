@@ -1,10 +1,10 @@
 """Continuing a run: which spec it goes on with, what each session restores, and the report and history of it."""
 
-import json
 import logging
 import math
 import os
 import platform
+import re
 import socket
 import time
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ import torch
 from slm_lab.experiment import model_files, retro_analysis
 from slm_lab.experiment.session import store_of
 from slm_lab.lib import files
-from slm_lab.lib.errors import ResumeError, SpecError
+from slm_lab.lib.errors import LabError, ResumeError, SpecError
 from slm_lab.lib.paths import for_display
 from slm_lab.spec import resume_rules, spec_util
 
@@ -36,24 +36,22 @@ def open_run(prename, spec_file, spec_name, mode):
     Raises: ResumeError when there is no such run, or when a change in the spec would have altered its past.
     """
     folder = retro_analysis.find_run(prename, spec_name)
-    name, timestamp = split_run_name(folder)
-    if name != spec_name:
-        raise ResumeError(f"{for_display(folder)} is a run of spec '{name}', not of '{spec_name}'")
-    saved = read_saved_spec(folder, name)
+    saved = read_saved_spec(folder)
+    if saved['name'] != spec_name:
+        raise ResumeError(f"{for_display(folder)} is a run of spec '{saved['name']}', not of '{spec_name}'")
+    timestamp = saved['meta'].get('experiment_ts')
     try:
         spec = spec_util.get(spec_file, spec_name, timestamp)
     except SpecError:
         if os.path.exists(spec_file) or _is_shipped(spec_file):
             raise
         logger.warning('%s is gone; the copy in %s is used', spec_file, for_display(folder))
-        spec = spec_util.prepare(json.loads(json.dumps(saved)), timestamp)
+        spec = spec_util.prepare(spec_util.copy_of(saved), timestamp)
     spec['meta']['predir'] = str(folder)
-    spec_util.override_spec(spec, mode)
-    was, now = spec_util.resolve(saved), spec_util.resolve(spec)
-    changes = resume_rules.compare(was, now, furthest_frame(folder, name))
+    changes = resume_rules.compare(spec_util.resolve(saved), spec_util.resolve(spec), furthest_frame(folder))
     if spec['meta'].get('random_seed') is None:
         spec['meta']['random_seed'] = saved['meta'].get('random_seed')
-    return spec, folder, changes
+    return spec_util.override_spec(spec, mode), folder, changes
 
 
 def _is_shipped(spec_file):
@@ -64,26 +62,25 @@ def _is_shipped(spec_file):
         return False
 
 
-def split_run_name(folder):
-    """('dqn_cartpole', '2026_01_31_120000') of data/dqn_cartpole_2026_01_31_120000."""
-    name, *stamp = Path(folder).name.rsplit('_', 4)
-    if len(stamp) != 4 or not all(part.isdigit() for part in stamp):
-        raise ResumeError(f"{for_display(folder)}: a run folder's name ends in a timestamp _YYYY_MM_DD_HHMMSS")
-    return name, '_'.join(stamp)
+def read_saved_spec(folder):
+    """The spec that a run folder holds: the experiment's, else a trial's, else a session's.
 
-
-def read_saved_spec(folder, name):
-    """The spec that a run folder holds: the experiment's, else a trial's, else a session's."""
-    candidates = [folder / f'{name}_spec.json', *sorted(folder.glob(f'{name}_t*_spec.json'))]
-    for path in candidates:
-        if path.is_file():
+    The folder may have been renamed: its spec says what it is. One without a name (SLM Lab's) has its file's.
+    Raises: ResumeError where none can be read.
+    """
+    # the shortest name is the experiment's
+    for path in sorted(folder.glob('*_spec.json'), key=lambda path: (len(path.name), path.name)):
+        try:
             spec = files.read_json(path)
-            spec.setdefault('name', name)
-            return spec
-    raise ResumeError(f'{for_display(folder)} holds no {name}_spec.json, so what it trained is unknown')
+            spec.setdefault('name', re.sub(r'(_t\d+(_s-?\d+)?)?_spec\.json$', '', path.name))
+            if spec['meta'] and spec['agent'] and spec['env']:
+                return spec
+        except (LabError, AttributeError, KeyError, TypeError):
+            logger.warning('%s cannot be read; the next spec is used', path)
+    raise ResumeError(f'{for_display(folder)} holds no spec that can be read, so what it trained is unknown')
 
 
-def furthest_frame(folder, name):
+def furthest_frame(folder):
     """The furthest frame that any session's checkpoints or data frames have reached."""
     frames = [0]
     for session in retro_analysis.find_sessions(folder):
@@ -114,6 +111,7 @@ class Restored:
 
     source: str
     exact: bool
+    parts: list
     missing: list = field(default_factory=list)
 
 
@@ -126,46 +124,58 @@ def restore_session(session):
     found = session.store.find()
     for line in found.skipped:
         logger.warning('%s', line)
-    classic = _classic_files(session)
+    classic = classic_files(session.spec)
     if found.generation is not None:
         restored = _restore_checkpoint(session, found.generation)
-    elif classic is not None and classic.nets:
+    elif classic is not None and (classic.nets or classic.train_csv):
         restored = _restore_classic(session, classic)
-    elif found.skipped:
-        raise ResumeError(
-            f'{session.store.folder}: no checkpoint is whole, and there are no nets under model/; nothing can be '
-            'resumed. Start a new run'
-        )
     else:
+        check_resumable(session.spec)
         logger.info('Session %d has nothing to go on from and starts at frame 0', session.index)
         return None
     logger.info('%s', report(session, restored))
     return restored
 
 
-def _restore_checkpoint(session, generation):
-    if generation.fingerprint != session.fingerprint:
+def check_resumable(spec):
+    """Raises: ResumeError when all that there is of a session is damaged, before anything in its run is changed."""
+    store = store_of(spec)
+    found, classic = store.find(), classic_files(spec)
+    if found.generation is None and not store.is_unborn() and not (classic and (classic.nets or classic.train_csv)):
         raise ResumeError(
-            f'{session.store.folder}: the checkpoint of frame {generation.frame} was made by another spec than the '
-            "run folder's; restore the spec, or start a new run"
+            f'{store.folder}: no checkpoint is whole, and there are no nets under model/, so nothing can be resumed '
+            f'({"; ".join(found.skipped)}). Start a new run, or delete that folder to start this session anew'
         )
+
+
+def _restore_checkpoint(session, generation):
+    was, now = spec_util.resolve(spec_util.copy_of(generation.spec)), spec_util.copy_of(session.resolved)
+    now['meta']['max_session'] = was['meta']['max_session']  # how many others there are is not this session's past
+    resume_rules.compare(was, now, generation.frame)
     tree = session.store.restore(generation, session.state_dict())
     session.load_state_dict(tree)
     missing = [f'{path} (damaged: it fills anew, and training waits for it)' for path in generation.lost_rings]
     if session.env.restarted:
         slots = ', '.join(map(str, session.env.restarted))
         missing.append(f'the running episode of env {slots} (the env is not deterministic: a new episode begins)')
+    if generation.lost_best:
+        missing.append('the best nets (damaged)')
+        session.agent.body.best_total_reward_ma = -math.inf  # so that the next good ones are kept
     best = session.store.best(generation)
     if best is not None:  # the classic copies may be newer than the checkpoint: of frames that are lost
         stems = {k: v for k, v in best['nets'].items() if k != 'statistics'}
         model_files.publish_models(session.spec['meta'], stems, model_files.BEST)
-    return Restored(f'the checkpoint of frame {generation.frame}', exact=not missing, missing=missing)
+    parts = ['nets', 'optimizers', 'data frames', 'clock', 'random generators']
+    parts += [] if generation.lost_rings else ['memory']
+    parts += [] if session.env.restarted else ['env']
+    parts += [] if generation.lost_best else ['best']
+    return Restored(f'the checkpoint of frame {generation.frame}', not missing, parts, missing)
 
 
-def _classic_files(session):
-    name = Path(session.spec['meta']['prepath']).name
-    folder = Path(session.spec['meta']['prepath']).parent
-    return next((s for s in retro_analysis.find_sessions(folder) if s.name == name), None)
+def classic_files(spec):
+    """What a run folder holds of the session that a spec is ticked to, as `retro_analysis` finds it, or None."""
+    prepath = Path(spec['meta']['prepath'])
+    return next((s for s in retro_analysis.find_sessions(prepath.parent) if s.name == prepath.name), None)
 
 
 def _restore_classic(session, classic):
@@ -176,28 +186,39 @@ def _restore_classic(session, classic):
             f'{classic.name}: there are nets but no rows of a session_df_train.csv, so the frame that they are of is '
             'unknown; start a new run from them with "load_net" in the agent spec'
         )
-    lost = model_files.load_models(session.agent.algorithm, classic.nets)
-    body, clock = session.agent.body, session.clock
+    algorithm, body, clock = session.agent.algorithm, session.agent.body, session.clock
+    absent = [name for name in algorithm.learners if name not in classic.nets]
+    if absent:
+        raise ResumeError(f'{classic.name}: there are rows but no {absent[0]} under model/; start a new run')
+    lost = model_files.load_models(algorithm, classic.nets) if algorithm.nets else []
+    algorithm.sync_targets(lost)
     body.load_data_frames(train_df, eval_df)
     last = train_df.iloc[int(train_df['frame'].argmax())]
+
+    def known(column, absent=0):
+        value = last.get(column, absent)
+        return absent if math.isnan(value) else value
+
     clock.load_state_dict(
         {
             'frame': int(last['frame']),
-            't': 0,
-            'epi': 0 if math.isnan(last.get('epi', 0)) else int(last.get('epi', 0)) + 1,
-            'opt_step': int(last.get('opt_step', 0)),
-            'wall_t': float(last.get('wall_t', 0)),
+            't': int(last['frame']) if clock.num_envs > 1 else 0,
+            'epi': int(known('epi', -1)) + 1,  # the episode that ran then is over
+            'opt_step': int(known('opt_step')),
+            'wall_t': float(known('wall_t')),
         }
     )
     session.logged_frame = clock.frame
     if body.rigorous_eval:
         session.evaluated_frame = clock.frame
-    session.agent.algorithm.set_frame(clock.frame)
+    algorithm.set_frame(clock.frame)
     session.env.reset()
     missing = [*lost, 'memory', 'random generators', 'the running episode', 'observation statistics']
     if not session.spec['env'][0].get('normalize_state'):
         missing.remove('observation statistics')
-    return Restored('the nets and data frames alone (no checkpoint)', exact=False, missing=missing)
+    parts = ['nets'] * bool(algorithm.nets) + ['data frames', 'clock', 'best']
+    parts += ['optimizers'] if algorithm.nets and not any('optimizer' in name for name in lost) else []
+    return Restored('the nets and data frames alone (no checkpoint)', False, parts, missing)
 
 
 def report(session, restored):
@@ -205,16 +226,13 @@ def report(session, restored):
     clock, agent = session.clock, session.agent
     memory, best = agent.memory, agent.body.best_total_reward_ma
     missing = '; '.join(restored.missing) if restored.missing else 'nothing'
-    restored_parts = ['nets', 'optimizers', 'data frames', 'clock']
-    if restored.source.startswith('the checkpoint'):
-        restored_parts += ['memory', 'env', 'random generators', 'best']
     return '\n'.join(
         [
             f'Resumed trial {session.spec["meta"]["trial"]} session {session.index} from {restored.source}',
             f'  frame {clock.frame} of {clock.max_frame}   epi {clock.epi}   t {clock.t}   opt_step {clock.opt_step}',
             f'  explore_var {agent.algorithm.explore_var:g}   lr {agent.algorithm.lr:g}   '
             f'memory {memory.size} (of {memory.seen_size} seen)   best return {best:g}',
-            f'  restored: {", ".join(restored_parts)}',
+            f'  restored: {", ".join(restored.parts)}',
             '  rebuilt from the spec: schedules, learning-rate schedules, wrappers',
             f'  missing: {missing}',
         ]
@@ -237,5 +255,9 @@ def add_history(folder, name, event, **details):
     }
     path = Path(folder) / 'info' / f'{name}_history.jsonl'
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, 'a', encoding='utf-8') as f:
-        f.write(files.dump_json(entry, indent=0).replace('\n', '') + '\n')
+    line = files.dump_json(entry, indent=0).replace('\n', '') + '\n'
+    with open(path, 'ab+') as f:
+        if f.tell():  # a line that a crash has cut short must not swallow this one
+            f.seek(-1, os.SEEK_END)
+            line = line if f.read(1) == b'\n' else '\n' + line
+        f.write(line.encode())

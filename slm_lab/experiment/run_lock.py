@@ -44,6 +44,11 @@ class RunLock:
             raise LabError(f'{self.path}: cannot be locked: {e.strerror}') from None
         return self
 
+    @property
+    def descriptor(self):
+        """Whoever holds a copy of it, e.g. a process that was handed it, holds the lock."""
+        return self._descriptor
+
     def __exit__(self, *_):
         if os.getpid() == self._pid:  # in a forked child the lock is still its parent's
             with contextlib.suppress(OSError):
@@ -78,7 +83,7 @@ class RunLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LabError(f'{self._held_by(_holder(descriptor))}; wait for it or stop it') from None
+            raise LabError(self._refusal(_holder(descriptor))) from None
         except OSError as e:
             if e.errno not in _NO_LOCKS:
                 raise
@@ -89,8 +94,16 @@ class RunLock:
         if holder['host'] != _host():
             # Locks do not reach across hosts on every file system, and its pid says nothing here.
             raise LabError(f'{self._held_by(holder)}; if that process is gone, delete {self.path}')
-        if not kernel_locks and holder['pid'] != os.getpid() and _alive(holder['pid']):
+        if not kernel_locks and holder['pid'] != os.getpid() and is_alive(holder['pid']):
             raise LabError(f'{self._held_by(holder)}; if that is another program by now, delete {self.path}')
+
+    def _refusal(self, holder):
+        if holder and holder['host'] == _host() and not is_alive(holder['pid']):
+            return (
+                f'{self.path.parent}: process {holder["pid"]} has died, and session processes that it started still '
+                'save what they have; try again in a moment'
+            )
+        return f'{self._held_by(holder)}; wait for it or stop it'
 
     def _held_by(self, holder):
         who = f'process {holder["pid"]} on {holder["host"]} (since {holder["since"]})' if holder else 'another process'
@@ -106,7 +119,7 @@ def _holder(descriptor):
         return None
 
 
-def _alive(pid):
+def is_alive(pid):
     try:
         os.kill(pid, 0)
     except (ProcessLookupError, OverflowError):

@@ -1,6 +1,8 @@
 """Session: one agent in one env with one seed, from its first frame or from a checkpoint."""
 
 import logging
+import os
+import secrets
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,7 @@ from slm_lab.experiment.stop import StopRequest
 from slm_lab.lib import rng as rng_lib
 from slm_lab.lib.progress import Progress
 from slm_lab.lib.state import snapshot
-from slm_lab.spec import resume_rules, spec_util
+from slm_lab.spec import spec_util
 
 logger = logging.getLogger('slm_lab.experiment')
 
@@ -23,6 +25,11 @@ def store_of(spec):
     """The checkpoint store of the session that a spec is ticked to."""
     prepath = Path(spec['meta']['prepath'])
     return CheckpointStore(prepath.parent / 'checkpoint' / prepath.name)
+
+
+def wants_rendering(mode):
+    """`dev` and `enjoy` render unless RENDER says otherwise; `train` does where RENDER=true."""
+    return os.environ.get('RENDER', 'true' if mode in ('dev', 'enjoy') else 'false') == 'true'
 
 
 class Session:
@@ -41,23 +48,25 @@ class Session:
         meta, env_spec = self.resolved['meta'], self.resolved['env']
         self.index = max(spec['meta']['session'], 0)
         torch.set_num_threads(meta['torch_num_threads'])
-        seed = rng_lib.derive_seed(meta['random_seed'] or 0, max(spec['meta']['trial'], 0), self.index)
+        if meta['random_seed'] is None:
+            meta['random_seed'] = spec['meta']['random_seed'] = secrets.randbelow(2**31)
+        trial = max(spec['meta']['trial'], 0)
+        seed = rng_lib.derive_seed(meta['random_seed'], trial, self.index)
         self.rng = rng_lib.GlobalStreams(seed, 'global')
         self.rng.install()
         self.eval_rng = rng_lib.GlobalStreams(seed, 'evaluation')
-        is_playing = mode == 'enjoy'
-        self.env = make_env(spec, rng_lib.derive_seed(seed, 'train'), evaluating=is_playing, render=mode != 'train')
+        env_seed, renders = rng_lib.derive_seed(seed, 'train'), wants_rendering(mode)
+        self.env = make_env(spec, env_seed, evaluating=mode == 'enjoy', render=renders)
         self.clock = Clock(env_spec['max_frame'], self.env.num_envs)
-        self.agent = Agent(self.resolved, self.env, seed, self.index, check=mode == 'dev')
+        place = trial * meta['max_session'] + self.index + spec['meta'].get('cuda_offset', 0)
+        self.agent = Agent(self.resolved, self.env, seed, place, check=mode == 'dev')
         self.eval_env = self._build_eval_env(meta['rigorous_eval'], rng_lib.derive_seed(seed, 'evaluation'))
         self.log_frequency, self.eval_frequency = meta['log_frequency'], meta['eval_frequency']
         self.logged_frame, self.evaluated_frame = -1, -1
         self.label = f'{spec["name"]} t{max(spec["meta"]["trial"], 0)} s{self.index}'
-        self.end_rows = {}  # rows that are there only because the run ended where it did
         self._new_best = None
         self._saved_frame = -1
         self.store = store_of(spec) if store is None else store
-        self.fingerprint = resume_rules.fingerprint(self.resolved)
 
     def _build_eval_env(self, num_envs, seed):
         if not num_envs:
@@ -181,6 +190,7 @@ class Session:
                 returns += np.where(running, step.reward, 0.0)
                 running &= ~(step.terminated | step.truncated)
                 state = step.state
+        env.forget_episodes()  # each evaluation begins new ones: there is nothing to bring back between two
         return float(returns.mean())
 
     # --- state and files
@@ -191,7 +201,7 @@ class Session:
             return
         state = self.state_dict() if state is None else state
         saved = self.store.save(
-            state, frame=self.clock.frame, fingerprint=self.fingerprint, best=self._new_best, final=final
+            state, frame=self.clock.frame, spec=spec_util.record_of(self.spec), best=self._new_best, final=final
         )
         self._saved_frame = self.clock.frame
         meta = self.spec['meta']
@@ -211,10 +221,9 @@ class Session:
         state = self.state_dict()
         state['eval_env'], state['eval_rng'] = snapshot(state['eval_env']), snapshot(state['eval_rng'])
         if self.eval_env is not None and self.evaluated_frame < self.clock.frame:
-            self.end_rows['eval'] = self.add_eval_row(keep_best=False)
+            self.add_eval_row(keep_best=False)
         if self.logged_frame < self.clock.frame:
-            self.end_rows['train'] = self.add_train_row(keep_best=False)
-        state['end_rows'] = self.end_rows
+            self.add_train_row(keep_best=False)
         self.save(state, final=True)
 
     def analyze(self, plot=True):
@@ -237,22 +246,23 @@ class Session:
             'eval_rng': self.eval_rng.state_dict(),
             'logged_frame': self.logged_frame,
             'evaluated_frame': self.evaluated_frame,
-            'end_rows': {},
         }
 
     def load_state_dict(self, state):
         self.clock.load_state_dict(state['clock'])
         self.env.load_state_dict(state['env'])
-        if self.env.restarted:
-            self._count_restarted_episodes()
         if self.eval_env is not None:
             self.eval_env.load_state_dict(state['eval_env'])
         self.agent.load_state_dict(state['agent'])
+        if self.env.restarted:
+            self._begin_new_episodes()
         self.logged_frame, self.evaluated_frame = state['logged_frame'], state['evaluated_frame']
         self.eval_rng.load_state_dict(state['eval_rng'])
         self._saved_frame = self.clock.frame
         self.rng.load_state_dict(state['rng'])  # last: building and replaying may have drawn from the process's
 
-    def _count_restarted_episodes(self):
+    def _begin_new_episodes(self):
+        """In the envs whose running episodes could not be brought back."""
+        self.agent.memory.cut(self.env.restarted)
         for _ in self.env.restarted:
             self.clock.new_episode()

@@ -3,11 +3,12 @@
 import os
 import re
 import signal
-import sys
 import threading
 import time
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+# `timeout` and some queues send one signal twice, to the process and to its group: that is no second Ctrl-C
+_SAME_PRESS = 0.3  # seconds
 
 
 class StopRequest:
@@ -21,6 +22,7 @@ class StopRequest:
     def __init__(self, deadline=None, parent=None):
         self.deadline, self.parent = deadline, parent
         self.signal = None  # the first signal received
+        self._signalled_at = None
         self.timed_out = False
         self.orphaned = False
         self.children = []  # processes to end when the user insists
@@ -29,13 +31,16 @@ class StopRequest:
         """Whether to stop now."""
         if self.signal is not None:
             return True
-        if self.deadline is not None and time.time() >= self.deadline:
+        if self._is_late():
             self.timed_out = True
             return True
         if self.parent is not None and os.getppid() != self.parent:
             self.orphaned = True
             return True
         return False
+
+    def _is_late(self):
+        return self.deadline is not None and time.time() >= self.deadline
 
     @property
     def exit_status(self):
@@ -46,7 +51,8 @@ class StopRequest:
     def reason(self):
         if self.signal is not None:
             return signal.Signals(self.signal).name
-        return 'the time limit' if self.timed_out else 'the end of its parent process'
+        # sessions keep the time themselves: they may have stopped before anybody asked here
+        return 'the time limit' if self.timed_out or self._is_late() else 'the end of its parent process'
 
     def install(self, ignore_interrupt=False):
         """Takes the signals over. Only the main thread can; elsewhere (notebooks, tests) they stay as they are.
@@ -64,18 +70,18 @@ class StopRequest:
         return self
 
     def _receive(self, number, frame):
-        if self.signal == signal.SIGINT == number:
-            self._leave_at_once()
+        now = time.monotonic()
         if self.signal is None:
-            self.signal = int(number)
+            self.signal, self._signalled_at = int(number), now
+        elif number == signal.SIGINT and now - self._signalled_at > _SAME_PRESS:
+            self._leave_at_once()
 
     def _leave_at_once(self):
-        """The second Ctrl-C. What is on disk is the last complete checkpoint: saves become visible at once or not."""
+        """Ctrl-C while it is stopping already: what is on disk is the last complete checkpoint, even amid a save."""
         for child in self.children:
             if child.pid and child.is_alive():
                 child.kill()
-        sys.stderr.write('\nleft at once; the last checkpoint is complete\n')
-        sys.stderr.flush()
+        os.write(2, b'\nleft at once; the last checkpoint is complete\n')  # sys.stderr may be in use just now
         os._exit(128 + signal.SIGINT)
 
 

@@ -1,17 +1,21 @@
 """Trial: the sessions of one spec, side by side in processes of their own."""
 
+import contextlib
 import logging
 import multiprocessing
 import os
+import re
 import secrets
 import signal
+import time
 import traceback
 from dataclasses import dataclass, field
+from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 
 from slm_lab.experiment import analysis, model_files, resume, retro_analysis
-from slm_lab.experiment.run_lock import RunLock
+from slm_lab.experiment.run_lock import RunLock, is_alive
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.stop import SIGNALS, StopRequest
 from slm_lab.lib import logger as lab_logger
@@ -29,13 +33,22 @@ class SessionResult:
     metrics: dict = None
     error: str = None
     crashed: bool = False  # by a fault of the lab or the machine, not of the input
+    frame: int = None  # of its newest checkpoint; None when it did not begin
+    signal: int = None  # that stopped it
 
 
 @dataclass
 class Outcome:
-    """How a trial ended: `metrics` {name: value} are there when every session is finished."""
+    """How a trial ended.
+
+    Args:
+        finished: whether every session is
+        frames: {session index: frame of the checkpoint it has left} of those that ran
+        metrics: {name: value}, once every session is finished and analysed
+    """
 
     finished: bool
+    frames: dict
     metrics: dict = field(default_factory=dict)
 
 
@@ -63,19 +76,40 @@ class Trial:
 
     def run(self):
         """Returns: Outcome. Raises: LabError when a session failed; the work of the others is kept."""
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with RunLock(self.folder):
+        self._make_folder()
+        with RunLock(self.folder) as self.lock:
+            sweep(self.folder)
             lab_logger.setup(f'{self.spec["meta"]["log_prepath"]}.log')
-            self._write_specs()
             specs = [spec_util.session_spec(self.spec, i) for i in range(self.spec['meta'].get('max_session', 1))]
-            todo = [s for s in specs if not (self.resumes and resume.is_finished(s))]
+            todo = [s for s in specs if not (self.resumes and is_complete(s))]
+            if self.resumes:
+                for spec in todo:
+                    resume.check_resumable(spec)
+            self._write_specs()
             self._announce(specs, todo)
             results = self._run_sessions(todo)
             self._raise_failures(results)
             finished = all(result.finished for result in results.values())
-            self._add_history('finish' if finished else 'stop')
+            frames = {index: result.frame for index, result in results.items() if result.frame is not None}
+            self._add_history('finish' if finished else 'stop', frames={str(i): f for i, f in frames.items()})
             metrics = self._analyze(specs, results) if finished and self.stop.signal is None else {}
-        return Outcome(finished, metrics)
+        return Outcome(finished, frames, metrics)
+
+    def _make_folder(self):
+        """A new run takes the next second when another, e.g. of the same job array, has begun in this one."""
+        shares = self.resumes or self.spec['meta'].get('predir')
+        try:
+            self.folder.mkdir(parents=True, exist_ok=bool(shares))
+        except FileExistsError:
+            time.sleep(1)
+            now = time.strftime('%Y_%m_%d_%H%M%S')
+            for spec in (self.spec, self.experiment_spec):
+                spec['meta']['experiment_ts'] = now
+                spec_util.set_paths(spec)
+            self.folder = Path(self.spec['meta']['prepath']).parent
+            self._make_folder()
+        except OSError as e:
+            raise LabError(f'{self.folder}: the run folder cannot be made: {e.strerror}') from None
 
     def _write_specs(self):
         spec_util.save(self.experiment_spec)
@@ -119,7 +153,7 @@ class Trial:
         session_metrics = []
         for spec in specs:
             result = results.get(spec['meta']['session'])
-            session_metrics.append(result.metrics if result else analyze_finished(spec))
+            session_metrics.append(result.metrics if result else analyze_finished(spec, not self.stop()))
         metrics = analysis.analyze_trial(self.spec, session_metrics, plot=not self.stop())
         logger.info('Trial %d done', self.spec['meta']['trial'])
         return metrics['scalar']
@@ -129,6 +163,29 @@ class SessionFailure(LabError):
     """A session crashed: not the user's input; its traceback is in its log."""
 
     exit_status = 1
+
+
+_TEMPORARY = re.compile(r'\..+\.(\d+)\.tmp')
+
+
+def sweep(folder):
+    """Removes the temporary files that killed processes have left in a run folder (checkpoints see to theirs)."""
+    for path in folder.rglob('.*.tmp'):
+        match = _TEMPORARY.fullmatch(path.name)
+        if match and 'checkpoint' not in path.relative_to(folder).parts and not is_alive(int(match[1])):
+            path.unlink(missing_ok=True)
+
+
+def is_complete(spec):
+    """Whether a session is finished and its classic files, which are written after the checkpoint, say so too."""
+    if not resume.is_finished(spec):
+        return False
+    files_of = resume.classic_files(spec)
+    if files_of is None:
+        return False
+    _, eval_df = retro_analysis.load_session_data(files_of)
+    frame = resume.store_of(spec).find().generation.frame
+    return eval_df is not None and len(eval_df) > 0 and int(eval_df['frame'].iloc[-1]) == frame  # the last one written
 
 
 def run_guarded(spec, mode, stop, resumes):
@@ -152,11 +209,20 @@ def run_session(spec, mode, stop, resumes):
     restored = resume.restore_session(session) if resumes else None
     if restored is None:
         _load_net(session)
+    else:
+        resume.add_history(
+            Path(spec['meta']['prepath']).parent,
+            spec['name'],
+            'session resumed',
+            session=session.index,
+            frame=session.clock.frame,
+            source=restored.source,
+        )
     logger.info('Running RL loop for trial %d session %d', spec['meta']['trial'], session.index)
     finished = session.run()
     metrics = session.analyze(plot=not stop()) if finished else None
     session.close()
-    return SessionResult(finished, metrics)
+    return SessionResult(finished, metrics, frame=session.clock.frame, signal=stop.signal)
 
 
 def _load_net(session):
@@ -169,13 +235,10 @@ def _load_net(session):
     logger.info('Starting from trained nets: %s', ', '.join(str(model) for model, _ in paths.values()))
 
 
-def analyze_finished(spec):
+def analyze_finished(spec, plot=True):
     """Metrics and graphs anew from the data frame of a session that has nothing left to train."""
-    folder = Path(spec['meta']['prepath']).parent
-    name = Path(spec['meta']['prepath']).name
-    session = next(s for s in retro_analysis.find_sessions(folder) if s.name == name)
-    train_df, eval_df = retro_analysis.load_session_data(session)
-    return analysis.analyze_session(spec, train_df if eval_df is None else eval_df, 'eval', True)
+    _, eval_df = retro_analysis.load_session_data(resume.classic_files(spec))
+    return analysis.analyze_session(spec, eval_df, 'eval', plot)
 
 
 class _Processes:
@@ -184,9 +247,8 @@ class _Processes:
     def __init__(self, trial):
         self.trial, self.stop = trial, trial.stop
         self.context = multiprocessing.get_context('spawn')
-        cpus = trial.spec['meta'].get('num_cpus', 1)
-        self.limit = max(1, int((os.cpu_count() or 1) / cpus))
-        self.running = {}  # sentinel -> (session index, process, connection)
+        self.limit = max(1, int(count_cpus() / trial.spec['meta'].get('num_cpus', 1)))
+        self.running = {}  # connection to the session -> (its index, its process)
         self.results = {}
         self.forwarded = False
 
@@ -198,49 +260,73 @@ class _Processes:
                 self._start(waiting.pop(0))
             if self.stop() and not self.forwarded:
                 self._forward()
-            for sentinel in wait(list(self.running), timeout=0.5):
-                self._collect(sentinel)
+            # a connection is ready when a result has come, and when its process has died without one
+            for receiver in wait(list(self.running), timeout=0.5):
+                self._collect(receiver)
         for spec in waiting:
             self.results[spec['meta']['session']] = SessionResult()
         return self.results
 
     def _start(self, spec):
         receiver, sender = self.context.Pipe(duplex=False)
-        args = (spec, self.trial.mode, self.stop.deadline, self.trial.resumes, sender, os.getpid())
+        lock = _Lock(self.trial.lock.descriptor)
+        args = (spec, self.trial.mode, self.stop.deadline, self.trial.resumes, sender, os.getpid(), lock)
         process = self.context.Process(target=_session_process, args=args, name=f'session {spec["meta"]["session"]}')
+        self.stop.children.append(process)
         # a signal that comes before the child can take it waits until it can
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:
+            resource_tracker.ensure_running()  # which `start` would do, and which lets some of the signals through
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
             process.start()
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         sender.close()
-        self.stop.children.append(process)
-        self.running[process.sentinel] = (spec['meta']['session'], process, receiver)
+        self.running[receiver] = (spec['meta']['session'], process)
 
     def _forward(self):
         self.forwarded = True
         logger.info('Stopping for %s: every session saves a checkpoint', self.stop.reason)
-        for _, process, _ in self.running.values():
+        for _, process in self.running.values():
             process.terminate()
 
-    def _collect(self, sentinel):
-        index, process, receiver = self.running.pop(sentinel)
-        process.join()
+    def _collect(self, receiver):
+        index, process = self.running.pop(receiver)
         try:
-            result = receiver.recv() if receiver.poll() else None
-        except EOFError:
+            result = receiver.recv()
+        except (EOFError, OSError):
             result = None
+        receiver.close()
+        process.join()
         if result is None:
             log = f'{self.trial.spec["meta"]["log_prepath"]}_s{index}.log'
             died = f'killed by signal {-process.exitcode}' if process.exitcode < 0 else f'exit {process.exitcode}'
             result = SessionResult(error=f'its process died ({died}); its log is {log}', crashed=True)
         if result.error:
             logger.error('Session %d failed: %s', index, result.error)
+        if result.signal is not None and not self.stop():  # one that was sent to the session alone
+            self.stop.signal = result.signal
         self.results[index] = result
 
 
-def _session_process(spec, mode, deadline, resumes, sender, parent):
+def count_cpus():
+    """The CPUs that this process may use: a queue or a container may grant fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
+
+
+class _Lock:
+    """Hands the run's lock on to a session process, which may outlive its parent until it has saved."""
+
+    def __init__(self, descriptor):
+        self.descriptor = descriptor
+
+    def __reduce__(self):
+        return reduction.DupFd(self.descriptor).detach, ()
+
+
+def _session_process(spec, mode, deadline, resumes, sender, parent, lock):
     stop = StopRequest(deadline, parent).install(ignore_interrupt=True)
-    sender.send(run_guarded(spec, mode, stop, resumes))
+    result = run_guarded(spec, mode, stop, resumes)
+    with contextlib.suppress(BrokenPipeError):  # its parent is gone
+        sender.send(result)
     sender.close()

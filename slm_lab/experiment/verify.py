@@ -1,12 +1,14 @@
 """`verify@`: trains again from the previous checkpoint to the newest, in memory, and compares bit for bit."""
 
 import logging
+import math
 from dataclasses import dataclass
+from pathlib import Path
 
 from slm_lab.experiment import retro_analysis
 from slm_lab.experiment.session import Session, store_of
 from slm_lab.lib import files
-from slm_lab.lib.errors import ResumeError
+from slm_lab.lib.errors import LabError, ResumeError
 from slm_lab.lib.paths import for_display
 from slm_lab.lib.state import first_difference
 from slm_lab.spec import spec_util
@@ -31,10 +33,19 @@ class Verdict:
         return f'{span}: differs first in {path}: {saved} in the checkpoint, {again} when trained again'
 
 
+class Stopped(LabError):
+    """A signal came before the verdict."""
+
+    def __init__(self, exit_status):
+        super().__init__('verify was stopped before it had a verdict')
+        self.exit_status = exit_status
+
+
 def verify_run(folder, stop):
     """Verdicts on every session of a run that has two checkpoints. Nothing in the run is touched.
 
-    Raises: ResumeError when no session has two complete checkpoints.
+    Raises: ResumeError when no session has two complete checkpoints, or when its env cannot be brought back exactly;
+        Stopped.
     """
     verdicts = []
     for session in retro_analysis.find_sessions(folder):
@@ -57,12 +68,21 @@ def _verify_session(spec, name, stop):
     saved = _load(spec, store, newest).state_dict()
     again = _load(spec, store, previous, stop)
     again.clock.max_frame = newest.frame
+    for learner_name, learner in again.agent.algorithm.learners.items():  # a run in dev mode measures its gradients
+        learner.check = not math.isnan(saved['agent']['algorithm']['grad_norm'][learner_name])
     logger.info('%s: training again from frame %d to %d', name, previous.frame, newest.frame)
     again.run_rl()
+    if again.clock.frame < newest.frame:
+        raise Stopped(stop.exit_status)
     return Verdict(name, previous.frame, newest.frame, first_difference(saved, again.state_dict()))
 
 
 def _load(spec, store, generation, stop=None):
     session = Session(spec, 'train', stop, store=False)
     session.load_state_dict(store.restore(generation, session.state_dict()))
+    if session.env.restarted:
+        raise ResumeError(
+            f"{Path(spec['meta']['prepath']).name}: its env '{session.env.name}' is not deterministic, so training "
+            'again from a checkpoint cannot give the same run; there is nothing to verify'
+        )
     return session

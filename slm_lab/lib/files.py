@@ -1,8 +1,10 @@
 """Reading and writing files: lenient JSON, CSV, and writes that are either whole or invisible."""
 
 import io
+import json
 import os
 import re
+import warnings
 from pathlib import Path
 
 import pandas as pd
@@ -17,16 +19,25 @@ _STRING_OR_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.
 def parse_json(text, where='JSON text'):
     """Parses JSON in which lists and objects may end in a comma, as specs in the wild do.
 
-    Raises: LabError naming `where` when the text is not JSON even so.
+    Raises: LabError naming `where`, line and column when the text is not JSON even so.
     """
+    strict = _STRING_OR_TRAILING_COMMA.sub(lambda m: m.group(1) or ' ', text)  # a space, so that columns stay
     try:
-        return ujson.loads(_STRING_OR_TRAILING_COMMA.sub(lambda m: m.group(1) or '', text))
+        return ujson.loads(strict)
+    except ValueError:
+        pass
+    try:
+        return json.loads(strict)  # slower, but it says where it stopped
     except ValueError as e:
         raise LabError(f'{where} is not valid JSON: {e}') from None
 
 
 def read_json(path):
-    return parse_json(Path(path).read_text(encoding='utf-8'), str(path))
+    try:
+        text = Path(path).read_text(encoding='utf-8-sig')
+    except UnicodeDecodeError as e:
+        raise LabError(f'{path} is not UTF-8 text: {e}') from None
+    return parse_json(text, str(path))
 
 
 def dump_json(data, indent=2):
@@ -55,7 +66,9 @@ def write_json(data, path, durable=False):
 
 
 def read_csv(path):
-    return pd.read_csv(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore', DeprecationWarning)  # of pandas 3, which always reads floats exactly
+        return pd.read_csv(path, float_precision='round_trip')
 
 
 def write_csv(df, path, durable=False):

@@ -28,6 +28,7 @@ class Key:
         choices: the allowed values, if they are few.
         low, high: inclusive bounds of a number; `above`: an exclusive lower bound.
         validate: a function (value, place) that raises SpecError, for values with a grammar of their own.
+        fill: a function (value, place) that returns the value with its own defaults filled in, or raises SpecError.
         note: what it means, and its unit.
         read: False for a key that old specs carry and nothing reads: accepted with one warning line.
     """
@@ -39,11 +40,15 @@ class Key:
     high: float = None
     above: float = None
     validate: object = None
+    fill: object = None
     note: str = ''
     read: bool = True
 
     def check(self, value, where):
-        """Returns the value (a whole float as an int where ints are meant), or raises SpecError."""
+        """Returns the value (a whole float as an int where ints are meant, inner defaults filled in).
+
+        Raises: SpecError
+        """
         kinds = self.type.split('|')
         if 'int' in kinds and 'number' not in kinds and isinstance(value, float) and value.is_integer():
             value = int(value)
@@ -57,7 +62,7 @@ class Key:
             self._check_bounds(value, where)
         if self.validate is not None and value is not None:
             self.validate(value, where)
-        return value
+        return value if self.fill is None or value is None else self.fill(value, where)
 
     def _check_bounds(self, value, where):
         if isinstance(value, float) and not math.isfinite(value):
@@ -70,14 +75,14 @@ class Key:
             raise SpecError(f'{where}: {value} is too small; it must be above {self.above:g}')
 
 
-def leftover(note='', type='int|number|bool|str|list|dict|null'):
-    """A key that old specs carry and nothing reads."""
-    return Key(type, default=None, note=note, read=False)
+def leftover(note=''):
+    """A key that old specs carry and nothing reads, whatever its value."""
+    return Key('', default=None, note=note, read=False)
 
 
 @dataclass
 class Checked:
-    """What `read_keys` found: the values with defaults filled in, and the places of keys that nothing reads."""
+    """What `read_keys` found: values with defaults filled in, and the places of keys that nothing reads."""
 
     values: dict
     ignored: list = field(default_factory=list)
@@ -100,10 +105,10 @@ def read_keys(table, spec, where, others=()):
             raise SpecError(f"{where}.{key}: key '{key}' is unknown{suggest(key, [*table, *others])}")
     checked = Checked({})
     for name, key in table.items():
-        if name in spec:
+        if not key.read:
+            checked.ignored += [f'{where}.{name}'] if name in spec else []
+        elif name in spec:
             checked.values[name] = key.check(spec[name], f'{where}.{name}')
-            if not key.read:
-                checked.ignored.append(f'{where}.{name}')
         elif key.default is REQUIRED:
             raise SpecError(f"{where}: key '{name}' is missing ({key.type}{': ' + key.note if key.note else ''})")
         else:

@@ -25,7 +25,7 @@ class Registry:
     def get(self, name, where=''):
         """Raises: SpecError when the name is unknown, with the nearest match and all known names."""
         names = self.names()
-        if name not in self._entries:
+        if name not in names:
             raise SpecError(f"{where or self.kind}: {self.kind} '{name}' is unknown{suggest(name, names)}")
         return self._entries[name]
 

@@ -38,17 +38,22 @@ class GlobalStreams:
     """
 
     def __init__(self, seed, *names):
-        self._state = _seeded_state(derive_seed(seed, *names))
+        self._seed = derive_seed(seed, *names)
+        self._state = _seeded_state(self._seed)
         self._outer = None
 
     def install(self):
         """Makes these the process's streams from here on: `state_dict` then reads the process."""
         _set_process_state(self._state)
+        if not self._state['cuda']:
+            torch.cuda.manual_seed_all(self._seed)  # kept by torch until it first touches a GPU
         self._state = None
 
     def __enter__(self):
         self._outer = _process_state()
         _set_process_state(self._state)
+        if torch.cuda.is_initialized() and not self._state['cuda']:
+            torch.cuda.manual_seed_all(self._seed)
         return self
 
     def __exit__(self, *_):
@@ -67,8 +72,19 @@ class GlobalStreams:
 
 
 def _process_state():
-    version, keys, gauss = random.getstate()
-    name, words, position, has_gauss, cached = np.random.get_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+    return _as_tree(random.getstate(), np.random.get_state(), torch.get_rng_state(), cuda)
+
+
+def _seeded_state(seed):
+    """What seeding the process would give, without touching it. A GPU's generator cannot be made apart from it."""
+    numpy_state = np.random.RandomState(seed % 2**32).get_state()
+    return _as_tree(random.Random(seed).getstate(), numpy_state, torch.Generator().manual_seed(seed).get_state(), [])
+
+
+def _as_tree(python_state, numpy_state, torch_state, cuda_states):
+    version, keys, gauss = python_state
+    name, words, position, has_gauss, cached = numpy_state
     return {
         'python': {'version': version, 'keys': np.array(keys, dtype=np.int64), 'gauss': gauss},
         'numpy': {
@@ -78,8 +94,8 @@ def _process_state():
             'has_gauss': has_gauss,
             'cached': cached,
         },
-        'torch': torch.get_rng_state(),
-        'cuda': torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else [],
+        'torch': torch_state,
+        'cuda': cuda_states,
     }
 
 
@@ -93,13 +109,3 @@ def _set_process_state(state):
     if state['cuda'] and torch.cuda.is_available():
         for device, cuda_state in enumerate(state['cuda'][: torch.cuda.device_count()]):
             torch.cuda.set_rng_state(cuda_state, device)
-
-
-def _seeded_state(seed):
-    before = _process_state()
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    torch.manual_seed(seed)
-    state = _process_state()
-    _set_process_state(before)
-    return state

@@ -78,6 +78,12 @@ class Schedule:
         return self.decay(self.start_val, self.end_val, (frame - self.start_step) / (self.end_step - self.start_step))
 
 
+def fill_spec(spec, where='schedule'):
+    """Checks the spec of a schedule. Returns: the spec with its defaults filled in. Raises: SpecError"""
+    schedule = Schedule(spec, where)
+    return {**read_values(KEYS, spec, where), 'end_val': schedule.end_val, 'end_step': schedule.end_step}
+
+
 # their rate depends on more than the frame: on a loss, on code, or on other schedulers
 _NOT_A_FUNCTION_OF_FRAME = {
     'LRScheduler',
@@ -127,8 +133,10 @@ class LearningRate:
         probe = torch.optim.SGD([torch.zeros(1)], lr=base_lr, momentum=0.9)
         try:
             self.scheduler = getattr(torch.optim.lr_scheduler, name)(probe, **kwargs)
-        except (TypeError, ValueError) as e:
-            raise SpecError(f'{where}: torch refuses {name} with {kwargs}: {e}') from None
+            self(1)  # some arguments are refused only when they are used
+        except (TypeError, ValueError, KeyError, ArithmeticError) as e:
+            reason = str(e).splitlines()[0]
+            raise SpecError(f'{where}: torch refuses {name} with {kwargs}: {reason}') from None
 
     def __call__(self, frame):
         if self.total_frame is not None:

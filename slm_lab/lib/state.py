@@ -58,11 +58,14 @@ class Ring:
 
 
 def walk(tree, path=''):
-    """Yields (path, leaf) for every leaf of a tree, e.g. ('agent.algorithm.nets.net.model.0.weight', tensor)."""
-    if isinstance(tree, dict):
+    """Yields (path, leaf) for every leaf of a tree, e.g. ('agent.algorithm.nets.net.model.0.weight', tensor).
+
+    An empty dict, list or tuple is a leaf.
+    """
+    if isinstance(tree, dict) and tree:
         for key, value in tree.items():
             yield from walk(value, f'{path}.{key}' if path else str(key))
-    elif isinstance(tree, (list, tuple)):
+    elif isinstance(tree, (list, tuple)) and tree:
         for i, value in enumerate(tree):
             yield from walk(value, f'{path}.{i}' if path else str(i))
     else:
@@ -72,9 +75,10 @@ def walk(tree, path=''):
 def check_tree(tree):
     """Raises TypeError with the place of the first leaf that a state tree may not hold."""
     for path, leaf in walk(tree):
-        if leaf is not None and not isinstance(leaf, (bool, int, float, str, torch.Tensor, np.ndarray, Ring)):
+        is_scalar = leaf is None or type(leaf) in (bool, int, float, str)  # numpy's scalars are none of these
+        if not is_scalar and not isinstance(leaf, (torch.Tensor, np.ndarray, Ring, dict, list, tuple)):
             raise TypeError(f'state tree: {path} holds a {type(leaf).__name__}')
-        if isinstance(leaf, (np.generic, np.ndarray)) and leaf.dtype.hasobject:
+        if isinstance(leaf, np.ndarray) and leaf.dtype.hasobject:
             raise TypeError(f'state tree: {path} holds a numpy object array')
 
 
@@ -150,7 +154,8 @@ def _describe(leaf, other):
         return leaf
     if leaf.dtype != other.dtype or leaf.shape != other.shape:
         return f'{leaf.dtype} of shape {tuple(leaf.shape)}'
-    x, y = (np.asarray(v.detach().cpu() if isinstance(v, torch.Tensor) else v).reshape(-1) for v in (leaf, other))
+    arrays = (v.detach().cpu().numpy() if isinstance(v, torch.Tensor) else v for v in (leaf, other))
+    x, y = (np.ascontiguousarray(a).reshape(-1) for a in arrays)
     width = x.dtype.itemsize
     differs = (x.view(np.uint8) != y.view(np.uint8)).reshape(len(x), width).any(axis=1)
     index = int(np.flatnonzero(differs)[0])

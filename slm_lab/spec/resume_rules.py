@@ -1,24 +1,27 @@
 """What may change in a spec when its run is resumed: only what could not have altered the run's past."""
 
-import hashlib
-from fnmatch import fnmatchcase
+import json
 
 from slm_lab.lib import files
 from slm_lab.lib.errors import ResumeError
 
-# places in a resolved spec, and why a change there leaves the past as it was
+
+def _freely(was, now, frame):
+    return True
+
+
+# places in a resolved spec, and when a change there leaves the past as it was: (was, is, frame reached) -> bool
 MAY_CHANGE = {
-    'env.max_frame': 'the budget ahead; the frames behind do not depend on it',
-    'meta.max_session': 'more sessions start at 0',
-    'meta.log_frequency': 'rows and checkpoints from here on',
-    'meta.eval_frequency': 'evaluations from here on',
-    'meta.max_trial': 'search settings',
-    'meta.num_cpus': 'resources',
-    'meta.num_gpus': 'resources',
-    'agent.net.gpu': 'where the nets live',
-    'agent.name': 'a label',
-    'env.resume': 'how an env is restored, not how it runs',
-    'meta.random_seed': 'null takes the recorded seed; another seed is refused below',
+    'env.max_frame': lambda was, now, frame: now >= min(frame, was),  # the frames behind do not depend on the budget
+    'meta.max_session': lambda was, now, frame: now > was,  # more sessions start at 0
+    'meta.random_seed': lambda was, now, frame: now is None,  # a seed that was drawn and recorded stands in no file
+    'meta.log_frequency': _freely,  # rows and checkpoints from here on
+    'meta.eval_frequency': _freely,
+    'meta.max_trial': _freely,  # search settings
+    'meta.num_cpus': _freely,  # resources
+    'meta.num_gpus': _freely,
+    'agent.net.gpu': _freely,
+    'agent.name': _freely,  # a label
 }
 
 
@@ -34,14 +37,17 @@ def flatten(resolved):
     return flat
 
 
-def may_change(place):
-    return any(fnmatchcase(place, pattern) for pattern in MAY_CHANGE)
+def _plain(value):
+    """Values that JSON writes in more than one way (1e3, 1000.0, 1000) in one of them."""
+    if isinstance(value, dict):
+        return {key: _plain(v) for key, v in sorted(value.items())}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def fingerprint(resolved):
-    """A hash of everything in a resolved spec that must stay as it was."""
-    fixed = {place: value for place, value in sorted(flatten(resolved).items()) if not may_change(place)}
-    return hashlib.sha256(files.dump_json(fixed, indent=0).encode()).hexdigest()
+def _same(a, b):
+    return json.dumps(_plain(a)) == json.dumps(_plain(b))
 
 
 def compare(was, now, frame=0):
@@ -53,25 +59,23 @@ def compare(was, now, frame=0):
     Raises: ResumeError with a table of all the changes that would have altered the past.
     """
     old, new = flatten(was), flatten(now)
-    changes = [(p, old.get(p), new.get(p)) for p in sorted({*old, *new}) if old.get(p) != new.get(p)]
-    refused = [row for row in changes if not _is_allowed(*row, frame=frame)]
+    changes = [(p, old.get(p), new.get(p)) for p in sorted({*old, *new}) if not _same(old.get(p), new.get(p))]
+    refused = [row for row in changes if row[0] not in MAY_CHANGE or not MAY_CHANGE[row[0]](*row[1:], frame)]
     if refused:
         raise ResumeError(
             'this run cannot go on with the changed spec: these keys would have altered its past\n'
-            + table(refused)
+            + table([part for row in refused for part in _split(*row)])
             + '\nrestore the values, or start a new run (from these weights, if wanted: "load_net" in the agent spec)'
         )
     return [row for row in changes if row[0] != 'meta.random_seed']
 
 
-def _is_allowed(place, was, now, frame):
-    if place == 'meta.random_seed':  # a seed that was drawn and recorded stands in no spec file
-        return now is None
-    if place == 'meta.max_session':
-        return now > was
-    if place == 'env.max_frame':
-        return now >= min(frame, was)
-    return may_change(place)
+def _split(place, was, now):
+    """Rows for the parts in which two dicts differ, where both are dicts: a cut value would hide what changed."""
+    if not (isinstance(was, dict) and isinstance(now, dict)):
+        return [(place, was, now)]
+    keys = [key for key in {**was, **now} if not _same(was.get(key), now.get(key))]
+    return [row for key in keys for row in _split(f'{place}.{key}', was.get(key), now.get(key))]
 
 
 def table(rows):

@@ -6,6 +6,7 @@ of a user is kept as it was written; `meta` gains what the run adds: indices, pa
 
 import copy
 import logging
+import os
 import subprocess
 import time
 from pathlib import Path
@@ -105,6 +106,7 @@ def prepare(spec, experiment_ts=None):
             'experiment': -1,
             'trial': -1,
             'session': -1,
+            'cuda_offset': _cuda_offset(),
             'resume': experiment_ts is not None,
             'experiment_ts': experiment_ts or time.strftime('%Y_%m_%d_%H%M%S'),
             'prepath': None,
@@ -113,6 +115,13 @@ def prepare(spec, experiment_ts=None):
         }
     check(spec)
     return spec
+
+
+def _cuda_offset():
+    text = os.environ.get('CUDA_OFFSET') or '0'
+    if not text.isdigit():
+        raise SpecError(f"CUDA_OFFSET: '{text}' is not a whole number")
+    return int(text)
 
 
 def git_sha():
@@ -260,6 +269,12 @@ def copy_of(spec):
     return copy.deepcopy(spec)
 
 
+def record_of(spec):
+    """What a user wrote of a spec: what a checkpoint keeps, to compare with the spec that it shall go on with."""
+    meta = {key: value for key, value in spec['meta'].items() if key not in RUN_KEYS}
+    return copy_of({'name': spec['name'], 'agent': spec['agent'], 'env': spec['env'], 'meta': meta})
+
+
 def set_paths(spec):
     """Points a spec's paths at its unit's files in the run folder."""
     folder = run_folder(spec)
@@ -272,7 +287,7 @@ def set_paths(spec):
 
 def save(spec):
     """Writes the spec of the unit it is ticked to: `{prepath}_spec.json`."""
-    files.write_json(spec, f'{spec["meta"]["prepath"]}_spec.json')
+    files.write_json(spec, f'{spec["meta"]["prepath"]}_spec.json', durable=True)
 
 
 def session_spec(spec, session):

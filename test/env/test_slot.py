@@ -1,9 +1,11 @@
 import logging
 
+import gymnasium
 import numpy as np
 import pytest
 from env_cases import play, spec_of, through_text
 
+import slm_lab.env
 from slm_lab.env import make_env
 from slm_lab.env.registration import make_single
 from slm_lab.env.slot import Slot, probe
@@ -57,16 +59,14 @@ def test_a_resumed_run_does_not_probe_again(monkeypatch):
 
 
 def test_a_probe_happens_once_and_evaluation_shares_it(monkeypatch):
+    probed = []
+    monkeypatch.setattr(slm_lab.env, 'probe', lambda build, seed: probed.append(seed) or probe(build, seed))
     train = make_env(spec_of('Carried-v0'), seed=0)
     evaluating = make_env(spec_of('Carried-v0'), seed=1, evaluating=True, train_env=train)
-    found = []
-    inner = train.unwrapped
-    original = inner._probe
-    monkeypatch.setattr(inner, '_probe', lambda: found.append(1) or original())
     train.reset()
     train.reset()
     evaluating.reset()
-    assert found == [1] and evaluating.unwrapped.resume == 'fresh'
+    assert probed == [0] and evaluating.unwrapped.resume == 'fresh'
 
 
 def test_fresh_builds_anew_at_each_reset():
@@ -183,3 +183,63 @@ def test_restoring_draws_nothing_from_the_streams_of_the_process():
     before = streams.state_dict()
     make_env(spec_of('GloballyNoisy-v0', resume='replay'), seed=0).load_state_dict(state)
     assert first_difference(before, streams.state_dict()) is None
+
+
+class Recording(gymnasium.Env):
+    """Notes the actions that it is given."""
+
+    observation_space = gymnasium.spaces.Box(0, 100, (1,))
+
+    def __init__(self, space):
+        self.action_space, self.actions = space, []
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action):
+        self.actions.append(action)
+        return np.array([len(self.actions)], np.float32), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize(
+    'space, action, given',
+    [
+        (gymnasium.spaces.Discrete(3), 2, 2),
+        (gymnasium.spaces.Discrete(3, start=-1), 0, -1),
+        (gymnasium.spaces.Discrete(3, start=5), 2, 7),
+        (gymnasium.spaces.MultiDiscrete([3, 3], start=[1, 4]), np.array([0, 2]), [1, 6]),
+    ],
+)
+def test_the_agents_action_0_is_the_spaces_first(space, action, given):
+    slot = Slot(lambda: Recording(space), generator(0))
+    slot.reset()
+    slot.step(action)
+    assert space.contains(slot.env.actions[0])
+    np.testing.assert_array_equal(slot.env.actions[0], given)
+    state = slot.state_dict()
+    again = Slot(lambda: Recording(space), generator(1))
+    again.load_state_dict(state)
+    assert not again.restarted
+    np.testing.assert_array_equal(again.env.actions[0], given)  # the start is added once, not again on replay
+
+
+@pytest.mark.parametrize('name, mode', [('CartPole-v1', 'replay'), ('Carried-v0', 'fresh'), ('Noisy-v0', 'episode')])
+def test_after_forgetting_its_episodes_an_env_is_its_generators_alone(name, mode):
+    """An evaluation env between two evaluations: nothing to replay, and the next seeds are as if never stopped."""
+    spec = spec_of(name, resume=mode, frame_op='concat', frame_op_len=2)
+    env = make_env(spec, seed=3)
+    env.reset()
+    env.step(np.zeros(env.num_envs, dtype=int))
+    env.forget_episodes()
+    tree = env.state_dict()
+    check_tree(tree)
+    seeds = [slot['rng'] for slot in tree['slots']]
+    resumed = make_env(spec, seed=99)
+    resumed.load_state_dict(tree)
+    assert resumed.restarted == []
+    assert [slot['rng'] for slot in resumed.state_dict()['slots']] == seeds
+    first, again = env.reset(), resumed.reset()
+    if mode != 'episode':
+        np.testing.assert_array_equal(first, again)
+    assert env.unwrapped.slots[0]._seed == resumed.unwrapped.slots[0]._seed

@@ -203,3 +203,19 @@ def test_chunk_that_unpacks_to_more_than_its_rows_is_refused():
     content = MAGIC + segment_log._HEADER.pack(0, 1, 0, len(packed)) + packed
     with pytest.raises(SegmentError, match='10000 bytes where 1 belong'):
         read_segment(io.BytesIO(content), Ring({'x': np.zeros(2, np.uint8)}, 0), 0, 1, 0)
+
+
+def test_chunks_in_another_order_are_refused():
+    def chunk(row):
+        packed = zstandard.ZstdCompressor().compress(bytes([row]))
+        return segment_log._HEADER.pack(0, 1, row, len(packed)) + packed
+
+    def read(content):
+        ring = Ring({'x': np.full(3, 9, np.uint8)}, 0)
+        read_segment(io.BytesIO(content), ring, 0, 2, 0)
+        return list(ring.arrays['x'])
+
+    assert read(MAGIC + chunk(0) + chunk(1)) == [0, 1, 9]
+    for wrong in (chunk(1) + chunk(0), chunk(0) + chunk(0), chunk(0) + chunk(1) + chunk(2)):
+        with pytest.raises(SegmentError, match='where others belong'):
+            read(MAGIC + wrong)

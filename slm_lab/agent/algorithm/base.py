@@ -11,11 +11,11 @@ from slm_lab.lib import rng as rng_lib
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.keys import Key, leftover
 from slm_lab.lib.registry import NETS, POLICIES
-from slm_lab.lib.schedule import Schedule
+from slm_lab.lib.schedule import Schedule, fill_spec
 
 
 def schedule_key(default=None, note=''):
-    return Key('dict|null', default, validate=lambda v, where: Schedule(v, where), note=note)
+    return Key('dict|null', default, fill=fill_spec, note=note)
 
 
 def policy_key(default):
@@ -31,6 +31,14 @@ COMMON_KEYS = {
     'training_frequency': Key('int', low=1, note='env steps between trainings'),
     'normalize_state': leftover('env.normalize_state does it'),
 }
+
+
+def _check_exploration(algorithm, where):
+    name, schedule = algorithm['action_policy'], algorithm['explore_var_spec']
+    if name in ('epsilon_greedy', 'boltzmann') and schedule is None:
+        raise SpecError(f"{where}: policy '{name}' needs a schedule, not null")
+    if name == 'boltzmann' and min(schedule['start_val'], schedule['end_val']) <= 0:
+        raise SpecError(f"{where}: policy 'boltzmann' divides by this temperature; its values must be above 0")
 
 
 class World(NamedTuple):
@@ -58,7 +66,7 @@ class Algorithm:
         spec: the resolved agent spec {algorithm, memory, net}
         world: World
         seed: the session's seed; generators are derived from it by name
-        session: index of the session, which picks its GPU
+        place: counts sessions across a machine; picks the GPU
         check: dev mode: verify every train step
     """
 
@@ -66,19 +74,19 @@ class Algorithm:
     NEEDS_NET = True
     MEMORIES = ()  # names of the memories that it trains from; empty: any
 
-    def __init__(self, spec, world, seed, session=0, check=False):
+    def __init__(self, spec, world, seed, place=0, check=False):
         self.spec, self.net_spec, self.world = spec['algorithm'], spec['net'], world
         self.rng = rng_lib.generator(seed, 'explore')
         self.eval_rng = rng_lib.generator(seed, 'evaluation', 'explore')
-        self.policy = POLICIES.get(self.spec['action_policy'])
         self.explore_schedule = Schedule(self.spec['explore_var_spec'])
         self.explore_var = self.explore_schedule(0)
         self.check = check
         self.learners = {}  # name of a net -> Learner
         self.targets = {}  # name of a target net -> TargetNet
         if self.NEEDS_NET:
+            self.policy = POLICIES.get(self.spec['action_policy'])
             self.distribution = distribution.pick(self.spec['action_pdtype'], world.action_space, 'action_pdtype')
-            self.device = pick_device(self.net_spec['gpu'], session)
+            self.device = pick_device(self.net_spec['gpu'], place)
             self.loss_fn = build_loss(self.net_spec['loss_spec'])
             self.init_nets()
 
@@ -90,11 +98,8 @@ class Algorithm:
             raise SpecError(
                 f'{where}.memory.name: {cls.__name__} cannot train from {name}; it takes {", ".join(cls.MEMORIES)}'
             )
-        algorithm = resolved['algorithm']
-        if algorithm['action_policy'] in ('epsilon_greedy', 'boltzmann') and algorithm['explore_var_spec'] is None:
-            raise SpecError(
-                f"{where}.algorithm.explore_var_spec: policy '{algorithm['action_policy']}' needs a schedule, not null"
-            )
+        if cls.NEEDS_NET:
+            _check_exploration(resolved['algorithm'], f'{where}.algorithm.explore_var_spec')
 
     def init_nets(self):
         raise NotImplementedError(f'{type(self).__name__} builds no nets')
@@ -181,6 +186,7 @@ class Algorithm:
             'optims': {name: learner.optim.state_dict() for name, learner in self.learners.items()},
             'explore_var': self.explore_var,
             'grad_norm': {name: learner.grad_norm for name, learner in self.learners.items()},
+            'skipped_steps': {name: learner.skipped_steps for name, learner in self.learners.items()},
             'rng': rng_lib.generator_state(self.rng),
             'eval_rng': rng_lib.generator_state(self.eval_rng),
         }
@@ -191,6 +197,7 @@ class Algorithm:
         for name, learner in self.learners.items():
             learner.load_optim(state['optims'][name])
             learner.grad_norm = state['grad_norm'][name]
+            learner.skipped_steps = state['skipped_steps'][name]
         self.explore_var = state['explore_var']
         rng_lib.set_generator_state(self.rng, state['rng'])
         rng_lib.set_generator_state(self.eval_rng, state['eval_rng'])

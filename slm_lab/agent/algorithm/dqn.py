@@ -99,11 +99,13 @@ class VanillaDQN(Algorithm):
                 if targets is None or self.TARGETS_FOLLOW_NET:
                     targets = self.calc_targets(batch)
                 loss, errors = q_loss(self.net, self.loss_fn, batch.states, batch.actions, targets, batch.weights)
-                learner.step(loss)
-                losses.append(loss.item())
+                value = learner.step(loss)
+                if value is None:
+                    break  # the same batch would give it again
+                losses.append(value)
                 if hasattr(memory, 'update_priorities'):
                     memory.update_priorities(errors.numpy(force=True))
-        return Trained(float(np.mean(losses)), len(losses))
+        return Trained(float(np.mean(losses)), len(losses)) if losses else NOT_TRAINED
 
 
 @ALGORITHMS.register

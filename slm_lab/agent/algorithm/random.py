@@ -1,7 +1,7 @@
 """The agent that learns nothing: a baseline, and the simplest run."""
 
 from slm_lab.agent import policy
-from slm_lab.agent.algorithm.base import COMMON_KEYS, Algorithm, Trained, policy_key
+from slm_lab.agent.algorithm.base import COMMON_KEYS, NOT_TRAINED, Algorithm
 from slm_lab.lib.keys import Key, leftover
 from slm_lab.lib.registry import ALGORITHMS
 
@@ -15,10 +15,8 @@ class Random(Algorithm):
 
     KEYS = {
         'name': Key('str'),
-        'action_policy': policy_key('random'),
         'explore_var_spec': Key('null', None),
-        **{k: leftover('Random uses no net') for k in COMMON_KEYS if k in ('action_pdtype', 'gamma')},
-        'training_frequency': leftover('Random trains nothing'),
+        **{k: leftover() for k in COMMON_KEYS if k not in ('name', 'explore_var_spec')},
     }
     NEEDS_NET = False
 
@@ -29,4 +27,4 @@ class Random(Algorithm):
     def train(self, memory, frame):
         if getattr(memory, 'ON_POLICY', False) and memory.is_due(1):
             memory.sample(frame)
-        return Trained(float('nan'), 0)
+        return NOT_TRAINED

@@ -55,5 +55,5 @@ class SARSA(Algorithm):
         targets = self.calc_targets(batch, self.next_actions(batch)).flatten()
         states, actions = batch.states.flatten(0, batch.actions.ndim - 1), batch.actions.flatten()
         loss, _ = q_loss(self.net, self.loss_fn, states, actions, targets)
-        learner.step(loss)
-        return Trained(loss.item(), 1)
+        value = learner.step(loss)
+        return NOT_TRAINED if value is None else Trained(value, 1)

@@ -54,6 +54,18 @@ class OnPolicyBatchReplay:
         self.length += 1
         self.seen_size += self.num_envs
 
+    def cut(self, envs):
+        """The running episodes of `envs` end here, as by a time limit: what comes next is of another episode.
+
+        Returns: how many there were to cut.
+        """
+        if not self.length:
+            return 0
+        terminated, truncated = (self.storage.arrays[name][self.length - 1] for name in ('terminated', 'truncated'))
+        running = [env for env in envs if not terminated[env] and not truncated[env]]
+        truncated[running] = 1
+        return len(running)
+
     def is_due(self, training_frequency, training_start_step=0):
         return self.length >= training_frequency
 
@@ -95,6 +107,11 @@ class OnPolicyReplay(OnPolicyBatchReplay):
     def add(self, states, actions, rewards, next_states, terminated, truncated):
         super().add(states, actions, rewards, next_states, terminated, truncated)
         self.episodes += int(np.count_nonzero(np.logical_or(terminated, truncated)))
+
+    def cut(self, envs):
+        num_cut = super().cut(envs)
+        self.episodes += num_cut
+        return num_cut
 
     def is_due(self, training_frequency, training_start_step=0):
         return self.episodes >= training_frequency

@@ -6,7 +6,7 @@ import torch
 from slm_lab.agent.memory.replay import Replay
 from slm_lab.lib.keys import Key
 from slm_lab.lib.registry import MEMORIES
-from slm_lab.lib.schedule import Schedule
+from slm_lab.lib.schedule import Schedule, fill_spec
 
 
 class SumTree:
@@ -74,7 +74,7 @@ class PrioritizedReplay(Replay):
         **Replay.KEYS,
         'alpha': Key('number', low=0, note='0 is uniform'),
         'epsilon': Key('number', low=0, note='added to every error'),
-        'beta_spec': Key('dict|null', None, validate=lambda v, where: Schedule(v, where), note='importance weights'),
+        'beta_spec': Key('dict|null', None, fill=fill_spec, note='importance weights'),
     }
 
     def __init__(self, spec, layout, num_envs, rng):
@@ -95,19 +95,30 @@ class PrioritizedReplay(Replay):
 
         One draw from each of B equal parts of the total priority (Schaul et al. 2016, appendix B.2.1).
         """
+        self.batch_slots = slots = self._sample_slots()
+        batch = self._take(slots)
+        return batch if self.beta is None else batch._replace(weights=self._weights(slots, frame))
+
+    def _sample_slots(self):
+        if not self.tree.total:  # without epsilon, when every error was 0: none is preferred
+            return super()._sample_slots()
         parts = (np.arange(self.batch_size) + self.rng.random(self.batch_size)) / self.batch_size
         slots = self.tree.find(parts * self.tree.total)
         if self.use_cer:
             slots[-1] = self.head
-        self.batch_slots = slots
-        batch = self._take(slots)
-        return batch if self.beta is None else batch._replace(weights=self._weights(slots, frame))
+        return slots
 
     def _weights(self, slots, frame):
-        """(size · P(i)) ** −beta, scaled so that the largest is 1. Schaul et al. 2016, section 3.4."""
-        probabilities = self.tree.leaves[slots] / self.tree.total
-        weights = (self.size * probabilities) ** -self.beta(frame)
-        return torch.from_numpy((weights / weights.max()).astype(np.float32))
+        """(size · P(i)) ** −beta, scaled so that the largest is 1. Schaul et al. 2016, section 3.4.
+
+        As the largest is that of the least priority p, this is (p(i) / p) ** −beta. What was drawn without regard to
+        a priority of 0 counts as p.
+        """
+        priorities = self.tree.leaves[slots]
+        positive = priorities[priorities > 0]
+        least = positive.min() if len(positive) else 1.0
+        weights = (np.maximum(priorities, least) / least) ** -self.beta(frame)
+        return torch.from_numpy(weights.astype(np.float32))
 
     def update_priorities(self, errors):
         """Sets the priorities of the last sample from its absolute errors (B,)."""

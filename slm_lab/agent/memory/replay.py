@@ -64,6 +64,10 @@ class Replay:
                 self.arrays[name][slots] = values
         self.seen_size += n
 
+    def cut(self, envs):
+        """The running episodes of `envs` end here: nothing to do, for each transition stands alone."""
+        return 0
+
     def is_due(self, training_frequency, training_start_step):
         """Whether one of the transitions just added completes a training period after the warm-up."""
         for seen in range(self.seen_size - self.num_envs + 1, self.seen_size + 1):

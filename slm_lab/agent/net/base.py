@@ -8,7 +8,8 @@ from slm_lab.lib.errors import SpecError, suggest
 from slm_lab.lib.keys import Key, leftover
 from slm_lab.lib.schedule import LearningRate
 
-_NOT_ACTIVATIONS = {'Module', 'MultiheadAttention', 'Threshold', 'NonDynamicallyQuantizableLinear'}
+# need arguments, or change the shape
+_NOT_ACTIVATIONS = {'Module', 'MultiheadAttention', 'Threshold', 'NonDynamicallyQuantizableLinear', 'GLU', 'Softmax2d'}
 
 
 def _torch_names(module):
@@ -20,14 +21,14 @@ def _torch_names(module):
 
 
 ACTIVATIONS = _torch_names(nn.modules.activation)
-LOSSES = {name: cls for name, cls in _torch_names(nn.modules.loss).items() if name.endswith('Loss')}
+LOSSES = {name: cls for name, cls in _torch_names(nn.modules.loss).items() if name.endswith('Loss') and name[0] != '_'}
 
 
 def _by_name(table, name, kind, where):
     """Looks a torch class up without regard to case or underscores, as old specs name them (`relu`, `leakyrelu`)."""
     plain = {key.lower(): cls for key, cls in table.items()}
     try:
-        return plain[name.lower().replace('_', '')]
+        return plain[str(name).lower().replace('_', '')]
     except KeyError:
         raise SpecError(f"{where}: {kind} '{name}' is unknown{suggest(name, table)}") from None
 
@@ -43,25 +44,34 @@ def build_loss(spec, where='loss_spec'):
         raise SpecError(f"{where}: key 'name' is missing; it names a torch loss, such as MSELoss")
     cls = _by_name(LOSSES, spec.pop('name'), 'loss', where)
     try:
-        return cls(**{**spec, 'reduction': 'none'})
-    except TypeError as e:
+        loss = cls(**{**spec, 'reduction': 'none'})
+        fits = loss(torch.zeros(2), torch.ones(2)).shape == (2,)
+    except (TypeError, ValueError, RuntimeError) as e:
         raise SpecError(f'{where}: torch refuses {cls.__name__} with {spec}: {e}') from None
+    if not fits:
+        raise SpecError(f'{where}: {cls.__name__} compares no two lists of numbers item by item, as MSELoss does')
+    return loss
 
 
 def _check_init_fn(name, where):
-    if not hasattr(nn.init, name) or not name.endswith('_'):
-        known = [n for n in vars(nn.init) if n.endswith('_') and not n.startswith('_')]
+    known = [n for n in vars(nn.init) if n.endswith('_') and not n.startswith('_')]
+    if name not in known:
         raise SpecError(f"{where}: '{name}' is no function of torch.nn.init{suggest(name, known)}")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            init_weights(nn.Linear(2, 2), name, None)
+    except (TypeError, ValueError) as e:
+        raise SpecError(f"{where}: '{name}' cannot initialise linear layers: {e}") from None
 
 
-def _check_sizes(sizes, where):
+def check_sizes(sizes, where):
     if not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sizes):
         raise SpecError(f'{where}: {sizes} must be a list of layer sizes, whole numbers above 0')
 
 
 NET_KEYS = {
     'type': Key('str', note='name of the net class'),
-    'hid_layers': Key('list', validate=_check_sizes, note='sizes of the hidden layers'),
+    'hid_layers': Key('list', validate=check_sizes, note='sizes of the hidden layers'),
     'hid_layers_activation': Key('str|null', validate=build_activation, note='a torch activation'),
     'init_fn': Key('str|null', None, validate=_check_init_fn, note='a function of torch.nn.init'),
     'clip_grad_val': Key('number|null', None, above=0, note='the largest norm of the gradient'),
@@ -80,12 +90,12 @@ NET_KEYS = {
 }
 
 
-def pick_device(gpu, session=0, cuda_offset=0):
-    """The device of a session's nets: sessions go round the GPUs; the CPU where there is none."""
+def pick_device(gpu, place=0):
+    """The device of a session's nets: sessions, counted by `place`, go round the GPUs; the CPU where there is none."""
     wanted = gpu is None or gpu == 'auto' or gpu is True
     if not (wanted and torch.cuda.is_available()):
         return torch.device('cpu')
-    return torch.device('cuda', (session + cuda_offset) % torch.cuda.device_count())
+    return torch.device('cuda', place % torch.cuda.device_count())
 
 
 def build_layers(sizes, activation):

@@ -1,11 +1,15 @@
 """Optimizers by name, and one optimizer step."""
 
 import inspect
+import logging
+import math
 
 import torch
 
 from slm_lab.lib.errors import SpecError, suggest
 from slm_lab.lib.schedule import LearningRate
+
+logger = logging.getLogger('slm_lab.agent')
 
 # they need closures or sparse gradients, which no algorithm here gives them
 _UNUSABLE = {'Optimizer', 'LBFGS', 'SparseAdam'}
@@ -32,7 +36,7 @@ def build_optimizer(params, spec, where='optim_spec'):
     if name not in OPTIMIZERS:
         raise SpecError(f"{where}.name: optimizer '{name}' is unknown{suggest(name, OPTIMIZERS)}")
     cls = OPTIMIZERS[name]
-    accepted = inspect.signature(cls).parameters
+    accepted = inspect.signature(cls).parameters.keys() - {'params'}
     unknown = [key for key in kwargs if key not in accepted]
     if unknown:
         raise SpecError(f"{where}.{unknown[0]}: {name} takes no '{unknown[0]}'{suggest(unknown[0], accepted)}")
@@ -46,6 +50,8 @@ def build_optimizer(params, spec, where='optim_spec'):
 
 class Learner:
     """One net with its optimizer and learning rate: turns a loss into one step.
+
+    A loss that is not finite would make every weight NaN: its step is left out and counted in `skipped_steps`.
 
     Args:
         net: the torch module
@@ -61,6 +67,8 @@ class Learner:
         self.clip_grad_val = spec['clip_grad_val']
         self.check = check
         self.grad_norm = float('nan')
+        self.skipped_steps = 0
+        self._has_warned = False
 
     @property
     def lr(self):
@@ -73,19 +81,40 @@ class Learner:
             group['lr'] = lr
 
     def step(self, loss):
-        """Steps the optimizer once along the gradient of a scalar loss."""
-        self.optim.zero_grad(set_to_none=True)
+        """Steps the optimizer once along the gradient of a scalar loss.
+
+        Returns: the loss as a float; None when it is not finite and no step was taken.
+        """
+        value = loss.item()
+        if not math.isfinite(value):
+            return self._skip(value)
+        for parameter in self.params:  # what zero_grad does, without its profiling hooks
+            parameter.grad = None
         loss.backward()
         if self.clip_grad_val is not None:
             torch.nn.utils.clip_grad_norm_(self.params, self.clip_grad_val, foreach=True)
         if self.check:
-            self._checked_step(loss)
+            self._checked_step()
         else:
             self.optim.step()
+        return value
 
-    def _checked_step(self, loss):
-        if not torch.isfinite(loss):
-            raise FloatingPointError(f'the loss of {type(self.net).__name__} is {loss.item()}')
+    def _skip(self, value):
+        name = type(self.net).__name__
+        if self.check:
+            raise FloatingPointError(f'the loss of {name} is {value}')
+        self.skipped_steps += 1
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                'the loss of %s is %s: its optimizer steps are left out until it is finite again, to keep the weights; '
+                'look for rewards or observations that are not finite, or lower the learning rate (lr %g)',
+                name,
+                value,
+                self.lr,
+            )
+
+    def _checked_step(self):
         norms = [p.grad.norm() for p in self.params if p.grad is not None]
         self.grad_norm = float(torch.stack(norms).mean())
         before = [p.detach().clone() for p in self.params]
@@ -96,10 +125,10 @@ class Learner:
 
     def load_optim(self, state):
         """Loads an optimizer's moments and step counts; how it computes (fused, foreach) stays as it was built."""
-        paths = [{k: g[k] for k in ('fused', 'foreach') if k in g} for g in self.optim.param_groups]
-        self.optim.load_state_dict(state)
-        for group, path in zip(self.optim.param_groups, paths, strict=True):
-            group.update(path)
+        own = self.optim.param_groups[0]
+        how = {k: own[k] for k in ('fused', 'foreach') if k in own}
+        # before loading, for torch puts step counts where the way of computing wants them
+        self.optim.load_state_dict({**state, 'param_groups': [{**group, **how} for group in state['param_groups']]})
 
 
 class TargetNet:

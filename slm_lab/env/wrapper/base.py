@@ -35,6 +35,10 @@ class VectorWrapper:
         self.state = step.state
         return step
 
+    def forget_episodes(self):
+        self.env.forget_episodes()
+        self.state = None
+
     def state_dict(self):
         return self.env.state_dict()
 

@@ -43,6 +43,10 @@ class TrackReturn(StatefulWrapper):
         self.state = step.state
         return step
 
+    def forget_episodes(self):
+        self._running[:] = 0.0
+        super().forget_episodes()
+
     def own_state(self):
         return {'running': self._running, 'finished': self._finished}
 
@@ -175,6 +179,10 @@ class FrameStack(StatefulWrapper):
     def _show(self, frames):
         self._frames, self.state = frames, frames.reshape(self._state_shape)
         return self.state
+
+    def forget_episodes(self):
+        self._frames = None
+        super().forget_episodes()
 
     def own_state(self):
         return {'frames': self._frames}

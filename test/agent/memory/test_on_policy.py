@@ -1,0 +1,115 @@
+"""On-policy memories: transitions of the current policy, handed over once."""
+
+import numpy as np
+import pytest
+import torch
+from agent_cases import add, fill, memory
+
+from slm_lab.agent.memory.batch import FIELDS
+
+
+def ids(batch):
+    return batch.states[..., 0].int().tolist()
+
+
+@pytest.mark.parametrize('num_envs', [1, 3])
+@pytest.mark.parametrize('steps', [4, 32, 33, 100])
+def test_a_batch_is_all_steps_since_the_last_one(num_envs, steps):
+    batch_replay = memory('OnPolicyBatchReplay', num_envs)
+    first, due = 0, []
+    for _ in range(steps):
+        first = add(batch_replay, first, terminated=[2], truncated=[4])
+        due.append(batch_replay.is_due(steps))
+    assert due == [False] * (steps - 1) + [True]
+    assert (batch_replay.size, batch_replay.seen_size) == (steps * num_envs, steps * num_envs)
+    batch = batch_replay.sample(0)
+    expected = torch.arange(steps * num_envs).reshape(steps, num_envs)
+    assert torch.equal(batch.states, expected.unsqueeze(-1).float())
+    assert torch.equal(batch.next_states, expected.unsqueeze(-1) + 0.5)
+    assert torch.equal(batch.actions, expected % 3) and torch.equal(batch.rewards, 10.0 * expected)
+    assert torch.equal(batch.terminated, (expected == 2).float())
+    assert torch.equal(batch.truncated, (expected == 4).float())
+    assert (batch_replay.size, batch_replay.seen_size) == (0, steps * num_envs)
+    assert not batch_replay.is_due(1)
+
+
+def test_a_batch_is_not_touched_by_what_comes_after_it():
+    batch_replay = memory('OnPolicyBatchReplay')
+    fill(batch_replay, 3)
+    batch = batch_replay.sample(0)
+    fill(batch_replay, 3, first=50)
+    assert ids(batch) == [[0], [1], [2]]
+    assert ids(batch_replay.sample(0)) == [[50], [51], [52]]
+
+
+def test_dtypes_are_kept():
+    batch_replay = memory('OnPolicyBatchReplay', state=(2, np.uint8), action=((2,), np.float32))
+    state = np.array([[255, 1]], np.uint8)
+    batch_replay.add(state, np.array([[0.1, 0.2]]), [1.5], state, [True], [False])
+    batch = batch_replay.sample(0)
+    assert batch.states.dtype == torch.uint8 and batch.states.tolist() == [[[255, 1]]]
+    assert torch.equal(batch.actions, torch.tensor([[[0.1, 0.2]]]))
+
+
+# --- whole episodes
+
+
+def test_episodes_of_one_env_follow_each_other():
+    episodic = memory('OnPolicyReplay')
+    due = []
+    for i in range(9):
+        add(episodic, i, terminated=[2, 8], truncated=[5])
+        due.append(episodic.is_due(2))
+    assert due == [False] * 5 + [True] * 4
+    batch = episodic.sample(0)
+    assert ids(batch) == list(range(9))
+    assert batch.terminated.nonzero().flatten().tolist() == [2, 8]
+    assert batch.truncated.nonzero().flatten().tolist() == [5]
+    assert (episodic.size, episodic.episodes, episodic.seen_size) == (0, 0, 9)
+
+
+def test_an_open_episode_stays_for_the_next_time():
+    episodic = memory('OnPolicyReplay')
+    first = fill(episodic, 5, terminated=[2])  # 3 and 4 belong to an episode that runs
+    assert ids(episodic.sample(0)) == [0, 1, 2]
+    assert episodic.size == 2
+    fill(episodic, 2, first, terminated=[6])
+    assert episodic.is_due(1)
+    assert ids(episodic.sample(0)) == [3, 4, 5, 6]
+
+
+def test_each_env_has_episodes_of_its_own():
+    """Two envs: even transitions are env 0's, odd ones env 1's."""
+    episodic = memory('OnPolicyReplay', num_envs=2)
+    first = fill(episodic, 3, terminated=[2])  # 0 2| 4 and 1 3 5
+    assert episodic.is_due(1) and not episodic.is_due(2)
+    assert ids(episodic.sample(0)) == [0, 2]
+    assert episodic.begins.tolist() == [2, 0]
+    first = fill(episodic, 2, first, truncated=[7], terminated=[8])  # 4 6 8| and 1 3 5 7| 9
+    assert episodic.episodes == 2
+    assert ids(episodic.sample(0)) == [4, 6, 8, 1, 3, 5, 7]
+    assert episodic.begins.tolist() == [1, 0]  # step 4 (8 and 9) stays for env 1 alone
+    fill(episodic, 1, first, terminated=[10, 11])
+    assert ids(episodic.sample(0)) == [10, 9, 11]
+    assert episodic.size == 0 and episodic.begins.tolist() == [0, 0]
+
+
+def test_whole_episodes_against_lists():
+    """Random ends in three envs for 300 steps: each transition comes once, whole episodes only, env by env."""
+    rng, episodic = np.random.default_rng(0), memory('OnPolicyReplay', num_envs=3)
+    open_episodes, ended, first = [[], [], []], [[], [], []], 0
+    for _ in range(300):
+        ends = [first + env for env in range(3) if rng.random() < 0.1]
+        cut = [i for i in ends if rng.random() < 0.5]
+        for env in range(3):
+            open_episodes[env].append(first + env)
+            if first + env in ends:
+                ended[env] += open_episodes[env]
+                open_episodes[env] = []
+        first = add(episodic, first, terminated=set(ends) - set(cut), truncated=cut)
+        if episodic.is_due(4):
+            batch = episodic.sample(0)
+            assert ids(batch) == sum(ended, [])
+            assert all(len(getattr(batch, name)) == len(ids(batch)) for name in FIELDS)
+            ended = [[], [], []]
+    assert first == 900

@@ -1,0 +1,32 @@
+"""Makes `resume` importable for the tests of the folders below, and lends them what its runs need."""
+
+import signal
+
+import pytest
+import resume
+
+
+@pytest.fixture(scope='session')
+def fresh():
+    """A process that shares nothing with this one; one for all tests of a worker, since importing torch takes long."""
+    process = resume.FreshProcess()
+    yield process
+    process.close()
+
+
+@pytest.fixture
+def command(monkeypatch, tmp_path):
+    """`run_lab.main` in this process: no graphs, which have tests of their own, no windows, data below tmp_path, and
+    signals and logging afterwards as they were."""
+    from slm_lab.experiment import analysis
+    from slm_lab.experiment.stop import SIGNALS
+    from slm_lab.lib import logger
+
+    monkeypatch.setattr(analysis, '_draw', lambda *args: True)
+    monkeypatch.setenv('LAB_DATA_DIR', str(tmp_path / 'data'))
+    monkeypatch.setenv('RENDER', 'false')
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    logger.close()
