@@ -3,9 +3,9 @@
 import logging
 from pathlib import Path
 
-from slm_lab.experiment import model_files, retro_analysis
+from slm_lab.experiment import model_files, resume, retro_analysis
+from slm_lab.experiment.retro_analysis import located_spec
 from slm_lab.experiment.session import Session, store_of
-from slm_lab.lib import files
 from slm_lab.lib.errors import LabError, ResumeError
 from slm_lab.lib.paths import for_display
 from slm_lab.spec import spec_util
@@ -28,24 +28,18 @@ def find_session_spec(prename, spec_name):
     else:
         folder = retro_analysis.find_run(prename, spec_name)
         sessions = retro_analysis.find_sessions(folder)
-    playable = [s for s in sessions if s.best_nets or store_of(_located(s, folder)).find().generation]
+    playable = [s for s in sessions if s.best_nets or store_of(located_spec(s)).find().generation]
     if not playable:
         raise ResumeError(
             f'{for_display(folder)} holds no best nets to play: no episode had ended when it last saved, or its '
             'algorithm has no nets'
         )
-    best = max(playable, key=lambda s: _best_value(s, folder))
-    return _located(best, folder), folder
+    best = max(playable, key=lambda s: _best_value(s))
+    return located_spec(best), folder
 
 
-def _located(session, folder):
-    spec = files.read_json(session.spec_path)
-    spec['meta'].update(trial=session.trial, session=session.session, predir=str(folder))
-    return spec_util.set_paths(spec)
-
-
-def _best_value(session, folder):
-    store = store_of(_located(session, folder))
+def _best_value(session):
+    store = store_of(located_spec(session))
     generation = store.find().generation
     best = store.best(generation) if generation else None
     if best:
@@ -83,13 +77,13 @@ def _load_best(session, spec):
     if best is not None:
         for name, net in algorithm.nets.items():
             net.load_state_dict(best['nets'][f'{name}_model'])
-        if 'statistics' in best['nets']:
-            session.env.load_statistics(best['nets']['statistics'])
+        if model_files.STATISTICS in best['nets']:
+            session.env.load_statistics(best['nets'][model_files.STATISTICS])
         logger.info('Playing the best nets, of frame %d, return %g', best['frame'], best['value'])
         return
-    folder, name = Path(spec['meta']['prepath']).parent, Path(spec['meta']['prepath']).name
-    files_of = next((s for s in retro_analysis.find_sessions(folder) if s.name == name), None)
+    files_of = resume.classic_files(spec)
     if algorithm.nets and (files_of is None or not files_of.best_nets):
+        name = spec_util.unit_name(spec)
         raise LabError(f'{name}: there are no best nets to play: no episode had ended when it last saved')
     if algorithm.nets:
         model_files.load_models(algorithm, files_of.best_nets, with_optim=False)

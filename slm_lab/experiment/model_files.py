@@ -5,17 +5,18 @@ They are copies for reading. A run is resumed from its checkpoint store; these s
 
 import io
 import logging
-import pickle
 from pathlib import Path
 
 import torch
 
+from slm_lab.experiment.state_file import load_plain
 from slm_lab.lib import files
 from slm_lab.lib.errors import LabError, ResumeError
 
 logger = logging.getLogger('slm_lab.experiment')
 
 BEST = 'ckpt-best'
+STATISTICS = 'statistics'  # of observations, kept with the best nets, which play by them
 
 
 def trained_state(algorithm):
@@ -23,6 +24,23 @@ def trained_state(algorithm):
     stems = {f'{name}_model': net.state_dict() for name, net in algorithm.nets.items()}
     stems.update({f'{name}_optim': learner.optim.state_dict() for name, learner in algorithm.learners.items()})
     return stems
+
+
+def publish(meta, algorithm, body, best=None):
+    """Brings the classic files up to date with a session whose checkpoint is complete.
+
+    They are copies: where they cannot be written, one line says so, and the next checkpoint tries again.
+
+    Args:
+        best: new best {file stem: state dict}, or None
+    """
+    try:
+        publish_models(meta, trained_state(algorithm))
+        if best is not None:
+            publish_best(meta, best)
+        publish_data_frames(meta, body)
+    except OSError as e:
+        logger.warning('the copies of nets and rows for reading could not be written (the checkpoint is whole): %s', e)
 
 
 def publish_models(meta, stems, tag=''):
@@ -34,18 +52,15 @@ def publish_models(meta, stems, tag=''):
         files.write_atomic(f'{prefix}{stem}.pt', buffer.getvalue())
 
 
+def publish_best(meta, trained):
+    publish_models(meta, {stem: state for stem, state in trained.items() if stem != STATISTICS}, BEST)
+
+
 def publish_data_frames(meta, body):
-    files.write_csv(body.train_df, f'{meta["info_prepath"]}_session_df_train.csv')
-    if body.rigorous_eval or len(body.rows['train']['frame']):
-        files.write_csv(body.eval_df, f'{meta["info_prepath"]}_session_df_eval.csv')
-
-
-def load_pt(path):
-    """Raises: LabError for a file that is damaged or holds more than tensors and plain data."""
-    try:
-        return torch.load(path, map_location='cpu', weights_only=True)
-    except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as e:
-        raise LabError(f'{path} was not read: {(str(e).splitlines() or [type(e).__name__])[0]}') from None
+    """`eval_df` is `train_df` where no evaluation has rows of its own: written out twice, put into words once."""
+    train = files.dump_csv(body.train_df)
+    for mode, content in (('train', train), ('eval', files.dump_csv(body.eval_df) if body.rigorous_eval else train)):
+        files.write_atomic(f'{meta["info_prepath"]}_session_df_{mode}.csv', content)
 
 
 def load_models(algorithm, paths, with_optim=True):
@@ -56,7 +71,7 @@ def load_models(algorithm, paths, with_optim=True):
     Returns: names of what the algorithm has and the files lack, e.g. ['target_net', 'net optimizer'].
     Raises: LabError naming the first tensor whose shape differs, before any net is changed.
     """
-    states = {name: load_pt(model) for name, (model, _) in paths.items() if name in algorithm.nets}
+    states = {name: load_plain(model) for name, (model, _) in paths.items() if name in algorithm.nets}
     if not states:
         raise ResumeError(
             f'{", ".join(str(model) for model, _ in paths.values())}: none of these is a net of '
@@ -70,7 +85,7 @@ def load_models(algorithm, paths, with_optim=True):
     for name, learner in algorithm.learners.items():
         optim_path = paths.get(name, (None, None))[1]
         if with_optim and optim_path:
-            learner.load_optim(load_pt(optim_path))
+            learner.load_optim(load_plain(optim_path))
         elif with_optim:
             missing.append(f'{name} optimizer')
     return missing

@@ -84,7 +84,7 @@ def furthest_frame(folder):
     """The furthest frame that any session's checkpoints or data frames have reached."""
     frames = [0]
     for session in retro_analysis.find_sessions(folder):
-        store = store_of({'meta': {'prepath': str(folder / session.name)}})
+        store = store_of(retro_analysis.located_spec(session))
         generation = store.find().generation
         if generation is not None:
             frames.append(generation.frame)
@@ -163,8 +163,7 @@ def _restore_checkpoint(session, generation):
         session.agent.body.best_total_reward_ma = -math.inf  # so that the next good ones are kept
     best = session.store.best(generation)
     if best is not None:  # the classic copies may be newer than the checkpoint: of frames that are lost
-        stems = {k: v for k, v in best['nets'].items() if k != 'statistics'}
-        model_files.publish_models(session.spec['meta'], stems, model_files.BEST)
+        model_files.publish_best(session.spec['meta'], best['nets'])
     parts = ['nets', 'optimizers', 'data frames', 'clock', 'random generators']
     parts += [] if generation.lost_rings else ['memory']
     parts += [] if session.env.restarted else ['env']

@@ -16,6 +16,7 @@ from slm_lab.experiment import analysis
 from slm_lab.lib import logger, paths, viz
 from slm_lab.lib.errors import LabError, ResumeError
 from slm_lab.lib.files import read_csv, read_json
+from slm_lab.spec import spec_util
 
 _TIMESTAMP = r'\d{4}_\d{2}_\d{2}_\d{6}'
 _SESSION_SPEC = re.compile(r'^(?P<name>.+_t(?P<trial>\d+)_s(?P<session>\d+))_spec\.json$')  # no s-1: no session's data
@@ -190,14 +191,14 @@ def analyze_folder(folder):
                 if 'eval' in metrics:
                     eval_metrics.append(metrics['eval'])
             if eval_metrics:
-                spec = _located_spec(group[0], is_trial=True)
+                spec = located_spec(group[0], is_trial=True)
                 all_drawn &= analysis.draw_trial(spec, analysis.analyze_trial(spec, eval_metrics, plot=False))
     return all_drawn
 
 
 def _analyze_session(files):
     """Returns ({df mode: metrics}, whether all could be drawn)."""
-    spec, metrics, all_drawn = _located_spec(files), {}, True
+    spec, metrics, all_drawn = located_spec(files), {}, True
     for mode, df in zip(('train', 'eval'), load_session_data(files), strict=True):
         if df is None:
             _logger.warning('%s: there is no %s_session_df_%s.csv, skipped', files.name, files.name, mode)
@@ -208,18 +209,20 @@ def _analyze_session(files):
     return metrics, all_drawn
 
 
-def _located_spec(files, is_trial=False):
-    """The session's spec with the places of where the folder is now: it may have been moved since the run."""
+def located_spec(files, is_trial=False):
+    """A session's saved spec with the places of where the folder is now: it may have been moved since the run.
+
+    Args:
+        is_trial: the paths of its trial instead
+    Raises: LabError for a file that is no session spec.
+    """
     spec = read_json(files.spec_path)
     try:
         spec['name'], spec['env'][0]['name']
     except (LookupError, TypeError):
         raise LabError(f"{files.spec_path} is no session spec: it lacks 'name' or 'env.0.name'") from None
-    run_folder = files.spec_path.parent
-    name = files.name.rpartition('_s')[0] if is_trial else files.name
-    prepaths = {f'{kind}_prepath': str(run_folder / kind / name) for kind in ('graph', 'info', 'log', 'model')}
-    meta = {**spec.get('meta', {}), **prepaths, 'trial': files.trial, 'session': files.session}
-    return {**spec, 'meta': meta}
+    place = {'predir': str(files.spec_path.parent), 'trial': files.trial, 'session': -1 if is_trial else files.session}
+    return spec_util.set_paths({**spec, 'meta': {**spec.get('meta', {}), **place}})
 
 
 def main(args):

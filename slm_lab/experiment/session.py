@@ -56,11 +56,14 @@ class Session:
         self.rng.install()
         self.eval_rng = rng_lib.GlobalStreams(seed, 'evaluation')
         env_seed, renders = rng_lib.derive_seed(seed, 'train'), wants_rendering(mode)
-        self.env = make_env(spec, env_seed, evaluating=mode == 'enjoy', render=renders)
+        is_playing = mode == 'enjoy'
+        num_envs = 1 if is_playing else None
+        self.env = make_env(spec, env_seed, evaluating=is_playing, num_envs=num_envs, render=renders)
         self.clock = Clock(env_spec['max_frame'], self.env.num_envs)
         place = trial * meta['max_session'] + self.index + spec['meta'].get('cuda_offset', 0)
         self.agent = Agent(self.resolved, self.env, seed, place, check=mode == 'dev')
-        self.eval_env = self._build_eval_env(meta['rigorous_eval'], rng_lib.derive_seed(seed, 'evaluation'))
+        num_eval_envs = 0 if is_playing else meta['rigorous_eval']
+        self.eval_env = self._build_eval_env(num_eval_envs, rng_lib.derive_seed(seed, 'evaluation'))
         self.log_frequency, self.eval_frequency = meta['log_frequency'], meta['eval_frequency']
         self.logged_frame, self.evaluated_frame = -1, -1
         self.label = f'{spec["name"]} t{max(spec["meta"]["trial"], 0)} s{self.index}'
@@ -176,7 +179,7 @@ class Session:
         trained = snapshot(model_files.trained_state(self.agent.algorithm))
         statistics = self.env.state_dict().get('NormalizeState')
         if statistics is not None:
-            trained['statistics'] = snapshot({'NormalizeState': statistics})
+            trained[model_files.STATISTICS] = snapshot({'NormalizeState': statistics})
         self._new_best = {'frame': self.clock.frame, 'value': row['total_reward_ma'], 'nets': trained}
 
     def evaluate(self):
@@ -204,13 +207,9 @@ class Session:
             state, frame=self.clock.frame, spec=spec_util.record_of(self.spec), best=self._new_best, final=final
         )
         self._saved_frame = self.clock.frame
-        meta = self.spec['meta']
-        model_files.publish_models(meta, model_files.trained_state(self.agent.algorithm))
-        if self._new_best is not None:
-            stems = {k: v for k, v in self._new_best['nets'].items() if k != 'statistics'}
-            model_files.publish_models(meta, stems, model_files.BEST)
-            self._new_best = None
-        model_files.publish_data_frames(meta, self.agent.body)
+        best = None if self._new_best is None else self._new_best['nets']
+        model_files.publish(self.spec['meta'], self.agent.algorithm, self.agent.body, best)
+        self._new_best = None
         logger.debug('checkpoint at frame %d: %d bytes, %.3f s', saved.frame, saved.bytes_written, saved.seconds)
 
     def finish(self):

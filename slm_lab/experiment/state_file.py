@@ -102,8 +102,9 @@ def load_plain(path):
     try:
         return torch.load(path, map_location='cpu', weights_only=True)
     except (OSError, RuntimeError, ValueError, EOFError, pickle.UnpicklingError) as e:
-        reason = str(e).splitlines()[0] if str(e) else type(e).__name__
-        raise LabError(f'{path} is not a file of tensors and plain data, and was not read: {reason}') from None
+        if isinstance(e, OSError) and e.strerror:
+            raise LabError(f'{path} was not read: {e.strerror}') from None
+        raise LabError(f'{path} was not read: it is damaged, or holds more than tensors and plain data') from None
 
 
 class HashedFile:

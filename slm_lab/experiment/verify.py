@@ -7,11 +7,9 @@ from pathlib import Path
 
 from slm_lab.experiment import retro_analysis
 from slm_lab.experiment.session import Session, store_of
-from slm_lab.lib import files
 from slm_lab.lib.errors import LabError, ResumeError
 from slm_lab.lib.paths import for_display
 from slm_lab.lib.state import first_difference
-from slm_lab.spec import spec_util
 
 logger = logging.getLogger('slm_lab.experiment')
 
@@ -49,9 +47,7 @@ def verify_run(folder, stop):
     """
     verdicts = []
     for session in retro_analysis.find_sessions(folder):
-        spec = files.read_json(session.spec_path)
-        spec['meta'].update(trial=session.trial, session=session.session, predir=str(folder))
-        verdict = _verify_session(spec_util.set_paths(spec), session.name, stop)
+        verdict = _verify_session(retro_analysis.located_spec(session), session.name, stop)
         if verdict is not None:
             verdicts.append(verdict)
     if not verdicts:

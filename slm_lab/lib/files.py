@@ -71,11 +71,15 @@ def read_csv(path):
         return pd.read_csv(path, float_precision='round_trip')
 
 
-def write_csv(df, path, durable=False):
-    """Floats are written with all the digits that reading them back exactly needs."""
+def dump_csv(df):
+    """Bytes of a CSV whose floats have all the digits that reading them back exactly needs."""
     buffer = io.StringIO()
     df.to_csv(buffer, index=False)
-    write_atomic(path, buffer.getvalue().encode('utf-8'), durable)
+    return buffer.getvalue().encode('utf-8')
+
+
+def write_csv(df, path, durable=False):
+    write_atomic(path, dump_csv(df), durable)
 
 
 def write_atomic(path, content, durable=False):

@@ -68,6 +68,8 @@ ALLOWED = {
     r'\.eval_env\.(.*\.)?slots\.\d+\._is_used': 'whether `fresh` must build the env anew: a loaded one just was built',
     r'\.agent\.memory\._buffers\..*': 'filled anew by each sample before it is read',
     r'\.agent\.memory\._batch\..*': 'the tensors of these buffers',
+    r'\.agent\.memory\.(tree\.nodes|_summed_size)': 'sums, a function of the leaves (which are compared below), not yet'
+    ' brought up to date with the newest',
     r'\.agent\.memory\.batch_slots': 'the slots of the last sample, used before the training of that step ends',
     r'\.agent\.memory\.storage\.arrays\..*': 'rows beyond the stored ones are written before they are read'
     ' (the stored ones are compared below)',
@@ -86,6 +88,7 @@ def record(session):
     envs = [env for env in (session.env, session.eval_env) if env is not None]
     return {
         'rows': rows,
+        'priorities': getattr(getattr(session.agent.memory, 'tree', None), 'leaves', None),
         'rng': session.rng.state_dict(),
         'slots': [slot.state_dict() for env in envs for slot in env.unwrapped.slots],
     }

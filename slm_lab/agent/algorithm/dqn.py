@@ -32,13 +32,13 @@ def q_loss(q_net, loss_fn, states, actions, targets, weights=None):
     Args:
         states (B, d), actions (B,) whole numbers, targets (B,), weights (B,) or None
         loss_fn: element-wise loss of two (B,) tensors
-    Returns: the mean (weighted) loss, and the absolute errors (B,) detached
+    Returns: the mean (weighted) loss, and Q(s, a) (B,)
     """
     q = q_net(states).gather(1, actions.unsqueeze(1)).squeeze(1)
     losses = loss_fn(q, targets)
     if weights is not None:
         losses = weights * losses
-    return losses.mean(), (targets - q).detach().abs()
+    return losses.mean(), q
 
 
 @ALGORITHMS.register
@@ -91,20 +91,20 @@ class VanillaDQN(Algorithm):
             return NOT_TRAINED
         learner = self.learners['net']
         learner.set_frame(frame)
-        losses = []
+        losses, is_prioritized = [], hasattr(memory, 'update_priorities')
         for _ in range(self.spec['training_iter']):
             batch = self.sample(memory, frame)
             targets = None
             for _ in range(self.spec['training_batch_iter']):
                 if targets is None or self.TARGETS_FOLLOW_NET:
                     targets = self.calc_targets(batch)
-                loss, errors = q_loss(self.net, self.loss_fn, batch.states, batch.actions, targets, batch.weights)
+                loss, q = q_loss(self.net, self.loss_fn, batch.states, batch.actions, targets, batch.weights)
                 value = learner.step(loss)
                 if value is None:
                     break  # the same batch would give it again
                 losses.append(value)
-                if hasattr(memory, 'update_priorities'):
-                    memory.update_priorities(errors.numpy(force=True))
+                if is_prioritized:
+                    memory.update_priorities((targets - q).abs().numpy(force=True))
         return Trained(float(np.mean(losses)), len(losses)) if losses else NOT_TRAINED
 
 

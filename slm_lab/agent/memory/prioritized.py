@@ -84,11 +84,20 @@ class PrioritizedReplay(Replay):
         self.tree = SumTree(self.max_size)
         self.max_priority = 1.0
         self.batch_slots = None  # of the last sample, for update_priorities
+        self._summed_size = 0  # the seen_size up to which the tree's sums count the leaves
 
     def add(self, states, actions, rewards, next_states, terminated, truncated):
         slots = (self.seen_size + np.arange(len(rewards))) % self.max_size
         super().add(states, actions, rewards, next_states, terminated, truncated)
-        self.tree.set(slots, self.max_priority)
+        self.tree.leaves[slots] = self.max_priority
+
+    def _sum_up(self):
+        """Brings the sums up to date with the leaves that `add` has written since: together, not one by one."""
+        num_new = min(self.seen_size - self._summed_size, self.max_size)
+        if num_new:
+            slots = (self.seen_size - num_new + np.arange(num_new)) % self.max_size
+            self.tree.set(slots, self.tree.leaves[slots])
+        self._summed_size = self.seen_size
 
     def sample(self, frame):
         """Returns: a Batch of (B, …) tensors, overwritten by the next sample.
@@ -100,6 +109,7 @@ class PrioritizedReplay(Replay):
         return batch if self.beta is None else batch._replace(weights=self._weights(slots, frame))
 
     def _sample_slots(self):
+        self._sum_up()
         if not self.tree.total:  # without epsilon, when every error was 0: none is preferred
             return super()._sample_slots()
         parts = (np.arange(self.batch_size) + self.rng.random(self.batch_size)) / self.batch_size
@@ -127,6 +137,7 @@ class PrioritizedReplay(Replay):
         self.max_priority = max(self.max_priority, float(priorities.max()))
 
     def check_valid(self):
+        self._sum_up()
         if (self.tree.leaves[self.size :] != 0).any():
             return False, 'an empty slot has a priority'
         rebuilt = SumTree(self.max_size)
@@ -142,4 +153,5 @@ class PrioritizedReplay(Replay):
         super().load_state_dict(state)
         # where the transitions were lost (an empty ring), so are their priorities
         self.tree.set_all(state['priorities'] if self.seen_size else 0)
+        self._summed_size = self.seen_size
         self.max_priority = state['max_priority']

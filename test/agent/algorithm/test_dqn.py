@@ -72,12 +72,12 @@ def test_the_loss_by_hand():
     """Q(s, a) = 1, 0, 2, 4 against targets 2, 0, 5, 0: squares 1, 0, 9, 16."""
     one, b = tabular('DQN'), batch()
     targets = torch.tensor([2.0, 0.0, 5.0, 0.0])
-    loss, errors = q_loss(one.net, one.loss_fn, b.states, b.actions, targets)
-    assert loss.item() == (1 + 0 + 9 + 16) / 4 and errors.tolist() == [1, 0, 3, 4]
-    assert loss.requires_grad and not errors.requires_grad
+    loss, q = q_loss(one.net, one.loss_fn, b.states, b.actions, targets)
+    assert loss.item() == (1 + 0 + 9 + 16) / 4 and q.tolist() == [1, 0, 2, 4]
+    assert loss.requires_grad
     weights = torch.tensor([1.0, 1.0, 0.5, 0.25])
-    loss, errors = q_loss(one.net, one.loss_fn, b.states, b.actions, targets, weights)
-    assert loss.item() == (1 + 0 + 4.5 + 4) / 4 and errors.tolist() == [1, 0, 3, 4]
+    loss, q = q_loss(one.net, one.loss_fn, b.states, b.actions, targets, weights)
+    assert loss.item() == (1 + 0 + 4.5 + 4) / 4 and q.tolist() == [1, 0, 2, 4]
 
 
 def test_the_loss_is_the_spec_s():
@@ -199,10 +199,10 @@ def test_importance_weights_enter_the_loss(monkeypatch):
 def test_a_step_that_is_left_out_sets_no_priorities():
     one, replay, _ = trained('DQN', 0, 'PrioritizedReplay', training_iter=3, training_batch_iter=4)
     replay.arrays['rewards'][:] = np.nan
-    before = snapshot([replay.tree.nodes, one.net.state_dict()])
+    before = snapshot([replay.tree.leaves, one.net.state_dict()])
     done = one.train(replay, 10)
     assert done.opt_steps == 0 and np.isnan(done.loss)
-    assert first_difference([replay.tree.nodes, one.net.state_dict()], before) is None
+    assert first_difference([replay.tree.leaves, one.net.state_dict()], before) is None
     assert one.learners['net'].skipped_steps == 3  # one of each batch: it would stay as it is
 
 

@@ -217,6 +217,7 @@ def test_where_the_transitions_were_lost_so_are_their_priorities():
 
 def test_a_broken_tree_is_found():
     replay = filled([1, 4, 2])
+    replay.sample(0)  # sums up what was added
     replay.tree.nodes[1] += 1
     assert replay.check_valid() == (False, 'a sum of the tree differs from its leaves')
     replay = memory('PrioritizedReplay', max_size=3)
