@@ -77,6 +77,8 @@ def read_jobs(words):
     if not path.is_file():
         raise SpecError(f"job file '{given}' does not exist")
     jobs = files.read_json(path)
+    if isinstance(jobs, dict) and any(isinstance(spec, dict) and 'agent' in spec for spec in jobs.values()):
+        raise SpecError(f'{given} is a spec file: give SPEC_FILE SPEC_NAME MODE; its specs: {", ".join(jobs)}')
     if not isinstance(jobs, dict) or not all(isinstance(specs, dict) for specs in jobs.values()):
         raise SpecError(f'{path}: a job file is {{"spec file": {{"spec name": "mode"}}}}')
     return [(spec_file, name, str(mode)) for spec_file, specs in jobs.items() for name, mode in specs.items()]
@@ -122,7 +124,7 @@ def train(spec_file, spec_name, mode, prename, stop):
     try:
         outcome = trial.run()
     except LabError:
-        if trial.folder.is_dir():
+        if (trial.folder / 'checkpoint').is_dir():
             print(f'Resume it with: {command()}')
         raise
     for name, value in outcome.metrics.items():
@@ -181,7 +183,10 @@ def main(argv=None):
         return status
     except LabError as e:
         print(f'error: {e}', file=sys.stderr)
-        return getattr(e, 'exit_status', 2)
+        return e.exit_status
+    except OSError as e:  # a disk that is full or read-only, a folder that is gone
+        print(f'error: {e.filename or ""}: {e.strerror or e}', file=sys.stderr)
+        return 1
 
 
 if __name__ == '__main__':

@@ -9,6 +9,7 @@ from lab_process import SPEC_NAME, Lab, end_of, fork_server, hashes, make_spec, 
 
 from run_lab import main, parse_mode
 from slm_lab.lib.errors import SpecError
+from slm_lab.spec import spec_util
 
 
 @pytest.fixture
@@ -86,6 +87,11 @@ def test_an_unknown_file_or_spec_is_refused_with_the_nearest(lab, args, wanted):
         ('env', 'max_frames', 10, ['env.0.max_frames', "did you mean 'max_frame'?"]),
         ('meta', 'log_frequncy', 10, ['meta', "did you mean 'log_frequency'?"]),
         ('top', 'agents', [], ["key 'agents' is unknown", "did you mean 'agent'?"]),
+        # what only building shows
+        ('env', 'name', 'CartPol-v1', ['env.0.name', "did you mean 'CartPole-v1'?"]),
+        ('env', 'gravityy', 3, ['does not take this keyword', 'env.0.gravityy']),
+        ('env', 'name', 'Pendulum-v1', ['does not fit continuous actions']),
+        ('net', 'load', 'x', ["key 'load' is unknown"]),
         ('top', 'spec_params', {'env': ['a']}, ['spec_params', 'not built yet']),
     ],
 )
@@ -95,6 +101,19 @@ def test_a_wrong_key_is_one_line_and_nothing_is_created(lab, place, key, value, 
     (spec['agent'][0][place] if part is None else part)[key] = value
     lab.spec_file.write_text(json.dumps({SPEC_NAME: spec}))
     assert_refused(lab, lab.train(), *wanted)
+
+
+def test_a_spec_file_given_as_a_job_names_its_specs(lab):
+    assert_refused(lab, lab.run('demo.json'), "job file 'demo.json' does not exist")
+    assert_refused(lab, lab.run(lab.spec_file), 'is a spec file: give SPEC_FILE SPEC_NAME MODE', 'its specs: tiny')
+
+
+def test_a_variable_that_is_no_number_is_refused(lab, monkeypatch):
+    monkeypatch.setenv('CUDA_OFFSET', 'x')
+    with pytest.raises(SpecError, match="CUDA_OFFSET: 'x' is not a whole number"):
+        spec_util.get('demo.json', 'dqn_cartpole')
+    monkeypatch.setenv('CUDA_OFFSET', '')
+    assert spec_util.get('demo.json', 'dqn_cartpole')['meta']['cuda_offset'] == 0
 
 
 def test_text_that_is_no_json_is_refused(lab):
@@ -249,5 +268,6 @@ def test_the_history_keeps_each_start_and_resume(lab):
     assert [e['event'] for e in events] == ['start', 'stop', 'resume', 'session resumed', 'finish']
     assert events[1]['frames'] == {'0': 0}
     assert (events[3]['session'], events[3]['frame']) == (0, 0)
+    assert events[0]['spec']['agent'] == make_spec()['agent']  # the first spec, whatever becomes of the file
     assert events[4]['frames'] == {'0': 120}
     assert {e['random_seed'] for e in events if 'random_seed' in e} == {7}

@@ -38,7 +38,7 @@ import torch
 import slm_lab
 from slm_lab.experiment.segment_log import SegmentError, plan_segment, read_segment, write_segment
 from slm_lab.experiment.state_file import HashedFile, load_plain, pack_tree, save_plain, unpack_tree
-from slm_lab.lib.errors import LabError, ResumeError
+from slm_lab.lib.errors import LabError, MachineError, ResumeError
 from slm_lab.lib.files import fsync_folder, write_atomic
 from slm_lab.lib.state import Ring, walk
 
@@ -125,7 +125,7 @@ class CheckpointStore:
         except BaseException as e:
             self._discard_new_files()
             if isinstance(e, OSError):
-                raise LabError(
+                raise MachineError(
                     f'{self.folder}: the checkpoint of frame {frame} could not be written: {e.strerror or e}; '
                     'the ones before are whole: make room or mend the folder, then resume'
                 ) from None

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from slm_lab.experiment import retro_analysis
 from slm_lab.experiment.state_file import load_plain
 from slm_lab.lib import files
 from slm_lab.lib.errors import LabError, ResumeError
@@ -102,7 +103,7 @@ def _check_shapes(net, state, where):
             raise ResumeError(f'{where}: {key} is {was} there and {wanted} by the spec')
 
 
-def find_trained(source, find_run, find_sessions):
+def find_trained(source):
     """Where `load_net` points: a run folder, a model prepath, or one .pt file.
 
     Returns: {net name: (model path, None)}
@@ -114,7 +115,7 @@ def find_trained(source, find_run, find_sessions):
     by_prefix = [p for p in by_prefix if f'_{BEST}_' not in p.name[len(path.name) :]]
     if by_prefix:
         return {p.name[len(path.name) + 1 : -len('_model.pt')]: (p, None) for p in by_prefix}
-    for session in find_sessions(find_run(source)):
+    for session in retro_analysis.find_sessions(retro_analysis.find_run(source)):
         nets = session.best_nets or session.nets
         if nets:
             return {name: (model, None) for name, (model, _) in nets.items()}

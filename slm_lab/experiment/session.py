@@ -233,7 +233,6 @@ class Session:
         self.env.close()
         if self.eval_env is not None:
             self.eval_env.close()
-        logger.info('Session %d done', self.index)
 
     def state_dict(self):
         return {

@@ -19,7 +19,7 @@ from slm_lab.experiment.run_lock import RunLock, is_alive
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.stop import SIGNALS, StopRequest
 from slm_lab.lib import logger as lab_logger
-from slm_lab.lib.errors import LabError
+from slm_lab.lib.errors import LabError, MachineError
 from slm_lab.spec import spec_util
 
 logger = logging.getLogger('slm_lab.experiment')
@@ -76,6 +76,8 @@ class Trial:
 
     def run(self):
         """Returns: Outcome. Raises: LabError when a session failed; the work of the others is kept."""
+        if not self.resumes:
+            self._try_to_build()
         self._make_folder()
         with RunLock(self.folder) as self.lock:
             sweep(self.folder)
@@ -94,6 +96,12 @@ class Trial:
             self._add_history('finish' if finished else 'stop', frames={str(i): f for i, f in frames.items()})
             metrics = self._analyze(specs, results) if finished and self.stop.signal is None else {}
         return Outcome(finished, frames, metrics)
+
+    def _try_to_build(self):
+        """Builds a session and lets it go: a new run that cannot start says so before it leaves anything on disk."""
+        session = Session(spec_util.session_spec(self.spec, 0), store=False)
+        load_net(session)
+        session.close()
 
     def _make_folder(self):
         """A new run takes the next second when another, e.g. of the same job array, has begun in this one."""
@@ -114,7 +122,10 @@ class Trial:
     def _write_specs(self):
         spec_util.save(self.experiment_spec)
         spec_util.save(self.spec)
-        self._add_history('resume' if self.resumes else 'start', changes=[list(row) for row in self.changes])
+        if self.resumes:
+            self._add_history('resume', changes=[list(row) for row in self.changes])
+        else:
+            self._add_history('start', spec=spec_util.record_of(self.spec))
 
     def _add_history(self, event, **details):
         seed = self.spec['meta']['random_seed']
@@ -159,10 +170,8 @@ class Trial:
         return metrics['scalar']
 
 
-class SessionFailure(LabError):
-    """A session crashed: not the user's input; its traceback is in its log."""
-
-    exit_status = 1
+class SessionFailure(MachineError):
+    """A session crashed: its traceback is in its log."""
 
 
 _TEMPORARY = re.compile(r'\..+\.(\d+)\.tmp')
@@ -194,7 +203,7 @@ def run_guarded(spec, mode, stop, resumes):
         return run_session(spec, mode, stop, resumes)
     except LabError as e:
         logger.error('%s', e)
-        return SessionResult(error=str(e))
+        return SessionResult(error=str(e), crashed=isinstance(e, MachineError))
     except Exception as e:
         logger.error('Session crashed\n%s', traceback.format_exc())
         log = f'{spec["meta"]["log_prepath"]}.log'
@@ -208,7 +217,8 @@ def run_session(spec, mode, stop, resumes):
     session = Session(spec, mode, stop)
     restored = resume.restore_session(session) if resumes else None
     if restored is None:
-        _load_net(session)
+        for path in load_net(session):
+            logger.info('Starting from the trained nets of %s', path)
     else:
         resume.add_history(
             Path(spec['meta']['prepath']).parent,
@@ -222,17 +232,19 @@ def run_session(spec, mode, stop, resumes):
     finished = session.run()
     metrics = session.analyze(plot=not stop()) if finished else None
     session.close()
+    logger.info('Session %d done', session.index)
     return SessionResult(finished, metrics, frame=session.clock.frame, signal=stop.signal)
 
 
-def _load_net(session):
+def load_net(session):
+    """Starts a session from the trained nets that its spec names, if any. Returns: [path of each]"""
     source = session.resolved['agent']['load_net']
     if not source:
-        return
-    paths = model_files.find_trained(source, retro_analysis.find_run, retro_analysis.find_sessions)
+        return []
+    paths = model_files.find_trained(source)
     missing = model_files.load_models(session.agent.algorithm, paths, with_optim=False)
     session.agent.algorithm.sync_targets(missing)
-    logger.info('Starting from trained nets: %s', ', '.join(str(model) for model, _ in paths.values()))
+    return [model for model, _ in paths.values()]
 
 
 def analyze_finished(spec, plot=True):
@@ -261,7 +273,7 @@ class _Processes:
             if self.stop() and not self.forwarded:
                 self._forward()
             # a connection is ready when a result has come, and when its process has died without one
-            for receiver in wait(list(self.running), timeout=0.5):
+            for receiver in wait(list(self.running), timeout=0.05):  # a signal waits for it
                 self._collect(receiver)
         for spec in waiting:
             self.results[spec['meta']['session']] = SessionResult()

@@ -6,6 +6,14 @@ import difflib
 class LabError(Exception):
     """What was wrong, where, and what to do about it, in one line."""
 
+    exit_status = 2
+
+
+class MachineError(LabError):
+    """What the input is not to blame for: a full disk, a crash. Exit status 1."""
+
+    exit_status = 1
+
 
 class SpecError(LabError):
     """A spec, a spec file or a command line that cannot be run as it is written."""

@@ -81,7 +81,7 @@ def test_it_starts_at_frame_0_with_these_nets(form, source, begun, tmp_path, cap
     assert status == 0
     assert same(begun['nets']['net'], torch.load(wanted, weights_only=True))
     assert (begun['frame'], begun['rows'], begun['memory'], begun['moments']) == (0, 0, 0, 0)
-    assert f'Starting from trained nets: {wanted}' in capsys.readouterr().out
+    assert f'Starting from the trained nets of {wanted}' in capsys.readouterr().out
     assert hash_files(run_folder(source)) == before
     (folder,) = (tmp_path / 'data').iterdir()
     rows = files.read_csv(folder / 'info' / 'tiny_t0_s0_session_df_train.csv')

@@ -413,3 +413,28 @@ def test_a_dev_run_resumes_as_one(tmp_path, capsys):
     df = files.read_csv(run.csv())
     assert list(df['frame']) == [0, 61, 122, 183, 244, 305, 366, 400]
     assert df['grad_norm'].iloc[1:].notna().all()
+
+
+def test_a_renamed_folder_is_still_the_run_that_it_was(stopped, tmp_path, capsys):
+    renamed = stopped.folder.with_name('my_best_one')
+    stopped.folder.rename(renamed)
+    assert stopped.train(prename=renamed) == 0
+    assert 'from the checkpoint of frame 150' in capsys.readouterr().out
+    assert [p.name for p in (tmp_path / 'data').iterdir()] == ['my_best_one']
+
+
+def test_a_damaged_copy_of_the_spec_gives_way_to_the_next(stopped, capsys):
+    (stopped.folder / 'tiny_spec.json').write_text('{"agent": [')
+    assert stopped.train() == 0
+    out = capsys.readouterr().out
+    assert 'tiny_spec.json cannot be read' in out and 'from the checkpoint of frame 150' in out
+
+
+def test_a_key_that_a_later_lab_adds_with_a_default_is_no_change(stopped, capsys, monkeypatch):
+    """The checkpoint keeps the spec as it was written: what the lab has learnt since is filled in on both sides."""
+    from slm_lab.agent.net.mlp import MLPNet
+    from slm_lab.lib.keys import Key
+
+    monkeypatch.setattr(MLPNet, 'KEYS', {**MLPNet.KEYS, 'a_new_key': Key('bool', False)})
+    assert stopped.train() == 0
+    assert 'The spec is as it was' in capsys.readouterr().out

@@ -121,7 +121,7 @@ def group_moments(first, second, third):
     ],
 )
 def test_a_signal_to_the_whole_group_stops_all_sessions(lab, num_sessions, order):
-    spec = {'max_session': num_sessions, 'num_cpus': 0.1}
+    spec = {'max_session': num_sessions, 'num_cpus': 0.1, 'max_frame': 1500}
     lab.write_spec(**spec)
     args = [lab.spec_file, SPEC_NAME, 'train']
     for moment, number, hook in group_moments(*order):
@@ -138,7 +138,8 @@ def test_a_signal_to_the_whole_group_stops_all_sessions(lab, num_sessions, order
         if moment == 'importing':
             assert frames == before
         elif moment == 'training':
-            assert 151 in frames
+            # Ctrl-C reaches the sessions by way of their parent, a moment later
+            assert max(frames) >= 151 if number == signal.SIGINT else 151 in frames
         assert all(now >= was for now, was in zip(frames, before, strict=True))
         _, args = resume_command(life.output)
     life = lab.run(*args)

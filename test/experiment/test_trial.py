@@ -110,8 +110,12 @@ def test_a_single_session_that_crashes_exits_with_1_too(lab):
 def test_input_that_no_session_can_run_is_status_2(lab):
     """Not the lab's fault, so there is no traceback."""
     lab.write_spec(**TWO)
-    code = 'from slm_lab.lib.errors import SpecError; raise SpecError("no such thing")'
-    life = lab.train(hooks=[('slm_lab.experiment.session', 'Session.__init__', 1, code)])
+    code = """
+if in_session_process():
+    from slm_lab.lib.errors import SpecError
+    raise SpecError('no such thing')
+"""
+    life = lab.train(hooks=[('slm_lab.experiment.session', 'Session.__init__', 0, code)])
     assert life.status == 2
     assert 'error: session 0: no such thing; session 1: no such thing' in life.output
     assert 'Traceback' not in life.output + lab.log(0) + lab.log(1)
