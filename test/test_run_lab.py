@@ -90,7 +90,7 @@ def test_an_unknown_file_or_spec_is_refused_with_the_nearest(lab, args, wanted):
         # what only building shows
         ('env', 'name', 'CartPol-v1', ['env.0.name', "did you mean 'CartPole-v1'?"]),
         ('env', 'gravityy', 3, ['does not take this keyword', 'env.0.gravityy']),
-        ('env', 'name', 'Pendulum-v1', ['does not fit continuous actions']),
+        ('env', 'name', 'Pendulum-v1', ['DQN takes discrete actions; the env has Box']),
         ('net', 'load', 'x', ["key 'load' is unknown"]),
         ('top', 'spec_params', {'env': ['a']}, ['spec_params', 'not built yet']),
     ],

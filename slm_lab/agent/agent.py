@@ -34,6 +34,10 @@ class Agent:
         """Actions (N, …) for states (N, …), both numpy."""
         return self.algorithm.act(states, evaluating)
 
+    def to_env(self, actions):
+        """The env's form of actions (N, …): within its bounds."""
+        return self.algorithm.to_env(actions)
+
     def update(self, states, actions, step, frame):
         """Remembers one step of each env, trains if it is due, updates what follows the frame.
 
@@ -46,7 +50,7 @@ class Agent:
         self.memory.add(states, actions, step.reward, step.next_state, step.terminated, step.truncated)
         trained = self.algorithm.train(self.memory, frame)
         if trained.opt_steps:
-            self.body.loss = trained.loss
+            self.body.loss, self.body.entropy = trained.loss, trained.entropy
         self.algorithm.update(frame)
         return trained.opt_steps
 

@@ -40,7 +40,6 @@ class Body:
         self.total_reward_ma = math.nan
         self.loss = math.nan
         self.entropy = math.nan
-        self.entropy_coef = math.nan
 
     @property
     def rigorous_eval(self):
@@ -89,13 +88,12 @@ class Body:
             'total_reward_ma': self.total_reward_ma,
             'loss': self.loss,
             'entropy': self.entropy,
-            'entropy_coef': self.entropy_coef,
         }
 
     def load_state_dict(self, state):
         for mode, table in state['rows'].items():
             self.rows[mode] = {c: list(_column(c, table[c]).tolist()) for c in COLUMNS}
-        for name in ('best_total_reward_ma', 'total_reward_ma', 'loss', 'entropy', 'entropy_coef'):
+        for name in ('best_total_reward_ma', 'total_reward_ma', 'loss', 'entropy'):
             setattr(self, name, state[name])
 
     def load_data_frames(self, train_df, eval_df=None):

@@ -39,8 +39,9 @@ class Clock:
         else:
             self.t += 1
 
-    def tick_opt_step(self):
-        self.opt_step += 1
+    def tick_opt_step(self, n=1):
+        """n optimizer steps were taken."""
+        self.opt_step += n
 
     def new_episode(self):
         """An episode that a resume could not bring back is counted as ended."""

@@ -57,7 +57,7 @@ def play(spec, stop):
     env, returns, running = session.env, [], 0.0
     state = env.reset()
     while session.clock.frame < session.clock.max_frame and not stop():
-        step = env.step(session.agent.act(state, evaluating=True))
+        step = env.step(session.agent.to_env(session.agent.act(state, evaluating=True)))
         session.clock.tick_step(step.terminated | step.truncated)
         running += float(step.reward[0])
         if step.terminated[0] or step.truncated[0]:

@@ -99,9 +99,9 @@ class Session:
             while clock.frame < clock.max_frame and not self.stop():
                 state = env.state
                 action = agent.act(state)
-                step = env.step(action)
+                step = env.step(agent.to_env(action))
                 clock.tick_step(step.terminated | step.truncated)
-                clock.opt_step += agent.update(state, action, step, clock.frame)
+                clock.tick_opt_step(agent.update(state, action, step, clock.frame))
                 if clock.frame >= next_due:
                     next_due = self.at_frame()
                 progress.update(clock.frame)
@@ -161,7 +161,7 @@ class Session:
             'loss': body.loss,
             'lr': algorithm.lr,
             'explore_var': algorithm.explore_var,
-            'entropy_coef': body.entropy_coef,
+            'entropy_coef': algorithm.entropy_coef,
             'entropy': body.entropy,
             'grad_norm': algorithm.grad_norm,
         }
@@ -189,7 +189,7 @@ class Session:
             state = env.reset()
             returns, running = np.zeros(env.num_envs), np.ones(env.num_envs, dtype=bool)
             while running.any():
-                step = env.step(self.agent.act(state, evaluating=True))
+                step = env.step(self.agent.to_env(self.agent.act(state, evaluating=True)))
                 returns += np.where(running, step.reward, 0.0)
                 running &= ~(step.terminated | step.truncated)
                 state = step.state

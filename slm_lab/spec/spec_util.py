@@ -14,7 +14,7 @@ from pathlib import Path
 from slm_lab.lib import files, paths
 from slm_lab.lib.errors import LabError, SpecError, suggest
 from slm_lab.lib.keys import Key, leftover, read_keys
-from slm_lab.lib.registry import ALGORITHMS, ENV_TABLES, MEMORIES, NETS
+from slm_lab.lib.registry import ALGORITHMS, ENV_TABLES, MEMORIES
 
 logger = logging.getLogger('slm_lab.spec')
 
@@ -184,10 +184,8 @@ def _resolve_agent(agent, where, ignored):
     resolved.update(algorithm=algorithm.values, memory=memory.values, net={})
     ignored += algorithm.ignored + memory.ignored
     if algorithm_class.NEEDS_NET:
-        net_class = _named(NETS, resolved_net := agent.get('net', {}), 'type', f'{where}.net')
-        net = read_keys(net_class.KEYS, resolved_net, f'{where}.net')
-        resolved['net'] = net.values
-        ignored += net.ignored
+        resolved['net'], net_ignored = algorithm_class.resolve_net(agent.get('net', {}), f'{where}.net')
+        ignored += net_ignored
     else:
         ignored += [f'{where}.net.{key}' for key in agent.get('net', {})]
     algorithm_class.check_spec(resolved, agent, where)

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 from resume import MEMORIES, StopAt, build, raw_spec, run_to, session_spec
+from test_resume_policy import MEMORIES as POLICY_MEMORIES
+from test_resume_policy import policy_spec
 
 from slm_lab.experiment import resume
 from slm_lab.lib.state import Ring, first_difference, snapshot
@@ -109,6 +111,13 @@ CASES = {
     for algorithm, memories in MEMORIES.items()
     for memory in memories
     for num_envs in (1, 3)
+} | {
+    f'{algorithm} {memory} {net} {num_envs}': policy_spec(
+        algorithm, memory, 0, net, None if algorithm == 'Reinforce' else num_envs == 1, num_envs, env
+    )
+    for algorithm, memories in POLICY_MEMORIES.items()
+    for memory in memories
+    for net, num_envs, env in (('MLPNet', 1, 'continuous'), ('RecurrentNet', 3, 'discrete'))
 }
 
 

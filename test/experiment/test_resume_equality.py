@@ -39,7 +39,7 @@ def check_resume(folder, raw, fresh, stop):
     assert_equal(resumed, uninterrupted(spec))
 
 
-# What is left out here is caught below; a net of states and actions (QMLPNet) is no net of any of these algorithms.
+# What is left out here is caught below; policy gradients and nets over sequences are in test_resume_policy.py.
 PRODUCT = [
     (algorithm, memory, net, num_envs, normalize_state)
     for algorithm, memories in MEMORIES.items()
@@ -85,11 +85,14 @@ def test_a_resumed_run_equals_the_uninterrupted_one(algorithm, memory, net, num_
 
 
 def test_no_algorithm_memory_or_net_is_left_out():
-    own = {name for name in NETS.names() if NETS.get(name).__module__.startswith('slm_lab.')} - {'QMLPNet'}
-    assert {algorithm for algorithm, *_ in PRODUCT} == set(ALGORITHMS.names())
+    import test_resume_policy as policy
+
+    own = {name for name in NETS.names() if NETS.get(name).__module__.startswith('slm_lab.')}
+    images = {'ConvNet', 'DuelingConvNet'}  # no env here gives images yet
+    assert {algorithm for algorithm, *_ in PRODUCT} | set(policy.MEMORIES) == set(ALGORITHMS.names())
     assert {memory for _, memory, *_ in PRODUCT} == set(MEMORY_TABLE.names())
-    assert {net for _, _, net, *_ in PRODUCT if net} == own
-    for name, memories in MEMORIES.items():
+    assert {net for _, _, net, *_ in PRODUCT if net} | set(policy.NETS) | images == own
+    for name, memories in {**MEMORIES, **policy.MEMORIES}.items():
         assert set(memories) == set(ALGORITHMS.get(name).MEMORIES or MEMORY_TABLE.names())
 
 

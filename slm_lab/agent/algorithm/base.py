@@ -9,7 +9,7 @@ from slm_lab.agent import distribution, policy
 from slm_lab.agent.net.base import build_loss, pick_device
 from slm_lab.lib import rng as rng_lib
 from slm_lab.lib.errors import SpecError
-from slm_lab.lib.keys import Key, leftover
+from slm_lab.lib.keys import Key, leftover, read_keys
 from slm_lab.lib.registry import NETS, POLICIES
 from slm_lab.lib.schedule import Schedule, fill_spec
 
@@ -54,6 +54,7 @@ class Trained(NamedTuple):
 
     loss: float
     opt_steps: int
+    entropy: float = float('nan')  # mean of the policy's, where the algorithm calculates it
 
 
 NOT_TRAINED = Trained(float('nan'), 0)
@@ -73,6 +74,8 @@ class Algorithm:
     KEYS = COMMON_KEYS
     NEEDS_NET = True
     MEMORIES = ()  # names of the memories that it trains from; empty: any
+    ACTION_TYPES = ()  # kinds of action spaces that it can act in; empty: any
+    entropy_coef = float('nan')  # of algorithms that have none
 
     def __init__(self, spec, world, seed, place=0, check=False):
         self.spec, self.net_spec, self.world = spec['algorithm'], spec['net'], world
@@ -84,6 +87,7 @@ class Algorithm:
         self.learners = {}  # name of a net -> Learner
         self.targets = {}  # name of a target net -> TargetNet
         if self.NEEDS_NET:
+            self._check_actions()
             self.policy = POLICIES.get(self.spec['action_policy'])
             self.distribution = distribution.pick(self.spec['action_pdtype'], world.action_space, 'action_pdtype')
             self.device = pick_device(self.net_spec['gpu'], place)
@@ -101,16 +105,27 @@ class Algorithm:
         if cls.NEEDS_NET:
             _check_exploration(resolved['algorithm'], f'{where}.algorithm.explore_var_spec')
 
+    @classmethod
+    def resolve_net(cls, net, where):
+        """Checks the net's part of a spec. Returns: (values with defaults, places of keys that nothing reads)."""
+        if 'type' not in net:
+            raise SpecError(f"{where}: key 'type' is missing; it names the net: {', '.join(NETS.names())}")
+        checked = read_keys(NETS.get(net['type'], f'{where}.type').KEYS, net, where)
+        return checked.values, checked.ignored
+
+    def _check_actions(self):
+        space = self.world.action_space
+        if self.ACTION_TYPES and distribution.action_type(space) not in self.ACTION_TYPES:
+            kinds = ' or '.join(self.ACTION_TYPES)
+            raise SpecError(f'agent.0.algorithm.name: {type(self).__name__} takes {kinds} actions; the env has {space}')
+
     def init_nets(self):
         raise NotImplementedError(f'{type(self).__name__} builds no nets')
 
-    def build_net(self):
-        """A net from states (B, d) to one value for each action (B, A), on the algorithm's device."""
-        shape, space = self.world.observation_space.shape, self.world.action_space
-        cls = NETS.get(self.net_spec['type'])
-        if len(shape) != 1:
-            raise SpecError(f'{cls.__name__} takes states of one axis; the env gives {shape} (frame_op "concat"?)')
-        return cls(self.net_spec, shape[0], int(space.n)).to(self.device)
+    def build_net(self, spec, out_dim):
+        """A net from states to `out_dim`, on the algorithm's device."""
+        shape = self.world.observation_space.shape
+        return NETS.get(spec['type'])(spec, shape[0] if len(shape) == 1 else shape, out_dim).to(self.device)
 
     def to_tensor(self, states):
         """States (N, …) of any dtype as floats on the algorithm's device."""
@@ -119,6 +134,10 @@ class Algorithm:
     def logits(self, states):
         """The output of the acting net: states (N, …) as numpy -> (N, A)."""
         return self.learners['net'].net(self.to_tensor(states))
+
+    def to_env(self, actions):
+        """The env's form of the agent's actions (N, …)."""
+        return actions
 
     def random_actions(self, n, rng):
         return policy.random_actions(self.world.action_space, n, rng)

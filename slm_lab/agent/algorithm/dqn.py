@@ -55,6 +55,7 @@ class VanillaDQN(Algorithm):
     """
 
     KEYS = DQN_KEYS
+    ACTION_TYPES = ('discrete',)
     MEMORIES = ('Replay', 'PrioritizedReplay')
     HAS_TARGET = False
     # whether each optimizer step on a batch changes the batch's targets
@@ -70,10 +71,12 @@ class VanillaDQN(Algorithm):
             raise SpecError(f'{where}.net.{named[0]}: {cls.__name__} has no target net; remove the key or use DQN')
 
     def init_nets(self):
-        self.learners['net'] = Learner(self.build_net(), self.net_spec, self.check)
+        self.learners['net'] = Learner(
+            self.build_net(self.net_spec, int(self.world.action_space.n)), self.net_spec, self.check
+        )
         self.net = self.learners['net'].net
         if self.HAS_TARGET:
-            self.target_net = self.build_net()
+            self.target_net = self.build_net(self.net_spec, int(self.world.action_space.n))
             self.targets['target_net'] = TargetNet(self.net, self.target_net, self.net_spec)
 
     def next_q(self, next_states):

@@ -24,10 +24,13 @@ class SARSA(Algorithm):
     """
 
     KEYS = COMMON_KEYS
+    ACTION_TYPES = ('discrete',)
     MEMORIES = ('OnPolicyBatchReplay', 'OnPolicyReplay')
 
     def init_nets(self):
-        self.learners['net'] = Learner(self.build_net(), self.net_spec, self.check)
+        self.learners['net'] = Learner(
+            self.build_net(self.net_spec, int(self.world.action_space.n)), self.net_spec, self.check
+        )
         self.net = self.learners['net'].net
 
     def next_actions(self, batch):

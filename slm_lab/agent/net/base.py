@@ -109,7 +109,7 @@ def build_layers(sizes, activation):
 
 
 def init_weights(net, init_fn, activation):
-    """Weights of linear layers by a function of torch.nn.init, biases 0; null keeps torch's own."""
+    """Weights of linear, convolutional and GRU layers by a function of torch.nn.init, biases 0; null keeps torch's."""
     if init_fn is None:
         return
     kwargs = {}
@@ -119,9 +119,12 @@ def init_weights(net, init_fn, activation):
     elif init_fn.startswith('kaiming'):
         kwargs['nonlinearity'] = plain if plain in ('relu', 'leaky_relu') else 'linear'
     for module in net.modules():
-        if isinstance(module, nn.Linear):
-            getattr(nn.init, init_fn)(module.weight, **kwargs)
-            nn.init.zeros_(module.bias)
+        if isinstance(module, (nn.Linear, nn.Conv2d, nn.GRU)):
+            for name, parameter in module.named_parameters(recurse=False):
+                if name.startswith('weight'):
+                    getattr(nn.init, init_fn)(parameter, **kwargs)
+                else:
+                    nn.init.zeros_(parameter)
 
 
 def _gain(activation):

@@ -1,6 +1,5 @@
 """A net is a torso, which turns its input into features, and linear heads on top."""
 
-import torch
 from torch import nn
 
 from slm_lab.agent.net.base import build_layers, init_weights
@@ -54,13 +53,3 @@ class DuelingHeads:
     def forward(self, *inputs):
         features = self.features(*inputs)
         return dueling_q(self.v(features), self.adv(features))
-
-
-class ActionInput:
-    """Joins the action to the torso's input: for Q(s, a). Forward takes states (B, d) and actions (B, a)."""
-
-    def build_torso(self, spec, in_dim):
-        return super().build_torso(spec, sum(in_dim))
-
-    def features(self, states, actions):
-        return super().features(torch.cat([states, actions], dim=-1))

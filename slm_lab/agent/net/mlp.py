@@ -2,8 +2,15 @@
 
 from slm_lab.agent.net.base import NET_KEYS, build_activation, build_layers
 from slm_lab.agent.net.headed import DuelingHeads, HeadedNet
+from slm_lab.lib.errors import SpecError
 from slm_lab.lib.keys import Key
 from slm_lab.lib.registry import NETS
+
+
+def layer_sizes(net, spec, in_dim):
+    if not isinstance(in_dim, int):
+        raise SpecError(f'{type(net).__name__} takes states of one axis; the env gives {in_dim} (frame_op "concat"?)')
+    return [in_dim, *spec['hid_layers']]
 
 
 @NETS.register
@@ -20,7 +27,7 @@ class MLPNet(HeadedNet):
     }
 
     def build_torso(self, spec, in_dim):
-        sizes = [in_dim, *spec['hid_layers']]
+        sizes = layer_sizes(self, spec, in_dim)
         self.model = build_layers(sizes, spec['hid_layers_activation'])
         return sizes[-1]
 
@@ -35,7 +42,7 @@ class DuelingMLPNet(DuelingHeads, HeadedNet):
     KEYS = NET_KEYS
 
     def build_torso(self, spec, in_dim):
-        sizes = [in_dim, *spec['hid_layers']]
+        sizes = layer_sizes(self, spec, in_dim)
         self.model_body = build_layers(sizes, spec['hid_layers_activation'])
         return sizes[-1]
 
