@@ -122,13 +122,19 @@ def _scale(log_scale):
     return log_scale.clamp(LOG_SCALE_MIN, LOG_SCALE_MAX).exp()
 
 
+class _LocScale(_ContinuousActions):
+    """Locations and log scales of independent components, each distributed as `OF_ONE`."""
+
+    @classmethod
+    def build(cls, loc, log_scale):
+        return cls.OF_ONE(loc, _scale(log_scale), validate_args=False)
+
+
 @DISTRIBUTIONS.register
-class Normal(_ContinuousActions):
+class Normal(_LocScale):
     """Independent normals: means and log standard deviations."""
 
-    @staticmethod
-    def build(loc, log_scale):
-        return distributions.Normal(loc, _scale(log_scale), validate_args=False)
+    OF_ONE = distributions.Normal
 
 
 @DISTRIBUTIONS.register
@@ -137,21 +143,17 @@ class MultivariateNormal(Normal):
 
 
 @DISTRIBUTIONS.register
-class LogNormal(_ContinuousActions):
+class LogNormal(_LocScale):
     """Independent log-normals: mean and log standard deviation of the logarithm; actions above 0."""
 
-    @staticmethod
-    def build(loc, log_scale):
-        return distributions.LogNormal(loc, _scale(log_scale), validate_args=False)
+    OF_ONE = distributions.LogNormal
 
 
 @DISTRIBUTIONS.register
-class Gumbel(_ContinuousActions):
+class Gumbel(_LocScale):
     """Independent Gumbels: locations and log scales."""
 
-    @staticmethod
-    def build(loc, log_scale):
-        return distributions.Gumbel(loc, _scale(log_scale), validate_args=False)
+    OF_ONE = distributions.Gumbel
 
 
 @DISTRIBUTIONS.register

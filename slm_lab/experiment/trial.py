@@ -1,40 +1,22 @@
 """Trial: the sessions of one spec, side by side in processes of their own."""
 
-import contextlib
 import logging
-import multiprocessing
-import os
 import re
 import secrets
-import signal
 import time
-import traceback
 from dataclasses import dataclass, field
-from multiprocessing import reduction, resource_tracker
-from multiprocessing.connection import wait
 from pathlib import Path
 
-from slm_lab.experiment import analysis, model_files, resume, retro_analysis
+from slm_lab.experiment import analysis, resume, retro_analysis
 from slm_lab.experiment.run_lock import RunLock, is_alive
 from slm_lab.experiment.session import Session
-from slm_lab.experiment.stop import SIGNALS, StopRequest
+from slm_lab.experiment.session_processes import SessionProcesses, load_net, run_guarded
+from slm_lab.experiment.stop import StopRequest
 from slm_lab.lib import logger as lab_logger
 from slm_lab.lib.errors import LabError, MachineError
 from slm_lab.spec import spec_util
 
 logger = logging.getLogger('slm_lab.experiment')
-
-
-@dataclass
-class SessionResult:
-    """How a session ended. `error` is a line for the user, None when all went well."""
-
-    finished: bool = False
-    metrics: dict = None
-    error: str = None
-    crashed: bool = False  # by a fault of the lab or the machine, not of the input
-    frame: int = None  # of its newest checkpoint; None when it did not begin
-    signal: int = None  # that stopped it
 
 
 @dataclass
@@ -148,7 +130,9 @@ class Trial:
         if len(specs) == 1:
             spec = specs[0]
             return {spec['meta']['session']: run_guarded(spec, self.mode, self.stop, self.resumes)}
-        return _Processes(self).run(specs)
+        if not specs:
+            return {}
+        return SessionProcesses(self.spec, self.mode, self.stop, self.resumes, self.lock).run(specs)
 
     def _raise_failures(self, results):
         failed = {index: result for index, result in results.items() if result.error}
@@ -197,148 +181,7 @@ def is_complete(spec):
     return eval_df is not None and len(eval_df) > 0 and int(eval_df['frame'].iloc[-1]) == frame  # the last one written
 
 
-def run_guarded(spec, mode, stop, resumes):
-    """`run_session`, with what went wrong in the log and in the result."""
-    try:
-        return run_session(spec, mode, stop, resumes)
-    except LabError as e:
-        logger.error('%s', e)
-        return SessionResult(error=str(e), crashed=isinstance(e, MachineError))
-    except Exception as e:
-        logger.error('Session crashed\n%s', traceback.format_exc())
-        log = f'{spec["meta"]["log_prepath"]}.log'
-        return SessionResult(error=f'{type(e).__name__}: {e}; the traceback is in {log}', crashed=True)
-
-
-def run_session(spec, mode, stop, resumes):
-    """Runs one session from start or checkpoint to finish or stop, in this process. Returns: SessionResult"""
-    lab_logger.setup(f'{spec["meta"]["log_prepath"]}.log')
-    spec_util.save(spec)
-    session = Session(spec, mode, stop)
-    restored = resume.restore_session(session) if resumes else None
-    if restored is None:
-        for path in load_net(session):
-            logger.info('Starting from the trained nets of %s', path)
-    else:
-        resume.add_history(
-            Path(spec['meta']['prepath']).parent,
-            spec['name'],
-            'session resumed',
-            session=session.index,
-            frame=session.clock.frame,
-            source=restored.source,
-        )
-    logger.info('Running RL loop for trial %d session %d', spec['meta']['trial'], session.index)
-    finished = session.run()
-    metrics = session.analyze(plot=not stop()) if finished else None
-    session.close()
-    logger.info('Session %d done', session.index)
-    return SessionResult(finished, metrics, frame=session.clock.frame, signal=stop.signal)
-
-
-def load_net(session):
-    """Starts a session from the trained nets that its spec names, if any. Returns: [path of each]"""
-    source = session.resolved['agent']['load_net']
-    if not source:
-        return []
-    paths = model_files.find_trained(source)
-    missing = model_files.load_models(session.agent.algorithm, paths, with_optim=False)
-    session.agent.algorithm.sync_targets(missing)
-    return [model for model, _ in paths.values()]
-
-
 def analyze_finished(spec, plot=True):
     """Metrics and graphs anew from the data frame of a session that has nothing left to train."""
     _, eval_df = retro_analysis.load_session_data(resume.classic_files(spec))
     return analysis.analyze_session(spec, eval_df, 'eval', plot)
-
-
-class _Processes:
-    """Sessions in processes, as many at a time as the CPUs carry."""
-
-    def __init__(self, trial):
-        self.trial, self.stop = trial, trial.stop
-        self.context = multiprocessing.get_context('spawn')
-        self.limit = max(1, int(count_cpus() / trial.spec['meta'].get('num_cpus', 1)))
-        self.running = {}  # connection to the session -> (its index, its process)
-        self.results = {}
-        self.forwarded = False
-
-    def run(self, specs):
-        waiting = list(specs)
-        logger.info('Running %d sessions, up to %d at a time', len(waiting), self.limit)
-        while self.running or (waiting and not self.stop()):
-            while waiting and len(self.running) < self.limit and not self.stop():
-                self._start(waiting.pop(0))
-            if self.stop() and not self.forwarded:
-                self._forward()
-            # a connection is ready when a result has come, and when its process has died without one
-            for receiver in wait(list(self.running), timeout=0.05):  # a signal waits for it
-                self._collect(receiver)
-        for spec in waiting:
-            self.results[spec['meta']['session']] = SessionResult()
-        return self.results
-
-    def _start(self, spec):
-        receiver, sender = self.context.Pipe(duplex=False)
-        lock = _Lock(self.trial.lock.descriptor)
-        args = (spec, self.trial.mode, self.stop.deadline, self.trial.resumes, sender, os.getpid(), lock)
-        process = self.context.Process(target=_session_process, args=args, name=f'session {spec["meta"]["session"]}')
-        self.stop.children.append(process)
-        # a signal that comes before the child can take it waits until it can
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            resource_tracker.ensure_running()  # which `start` would do, and which lets some of the signals through
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        sender.close()
-        self.running[receiver] = (spec['meta']['session'], process)
-
-    def _forward(self):
-        self.forwarded = True
-        logger.info('Stopping for %s: every session saves a checkpoint', self.stop.reason)
-        for _, process in self.running.values():
-            process.terminate()
-
-    def _collect(self, receiver):
-        index, process = self.running.pop(receiver)
-        try:
-            result = receiver.recv()
-        except (EOFError, OSError):
-            result = None
-        receiver.close()
-        process.join()
-        if result is None:
-            log = f'{self.trial.spec["meta"]["log_prepath"]}_s{index}.log'
-            died = f'killed by signal {-process.exitcode}' if process.exitcode < 0 else f'exit {process.exitcode}'
-            result = SessionResult(error=f'its process died ({died}); its log is {log}', crashed=True)
-        if result.error:
-            logger.error('Session %d failed: %s', index, result.error)
-        if result.signal is not None and not self.stop():  # one that was sent to the session alone
-            self.stop.signal = result.signal
-        self.results[index] = result
-
-
-def count_cpus():
-    """The CPUs that this process may use: a queue or a container may grant fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-
-
-class _Lock:
-    """Hands the run's lock on to a session process, which may outlive its parent until it has saved."""
-
-    def __init__(self, descriptor):
-        self.descriptor = descriptor
-
-    def __reduce__(self):
-        return reduction.DupFd(self.descriptor).detach, ()
-
-
-def _session_process(spec, mode, deadline, resumes, sender, parent, lock):
-    stop = StopRequest(deadline, parent).install(ignore_interrupt=True)
-    result = run_guarded(spec, mode, stop, resumes)
-    with contextlib.suppress(BrokenPipeError):  # its parent is gone
-        sender.send(result)
-    sender.close()

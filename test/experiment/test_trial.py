@@ -17,9 +17,10 @@ from lab_process import (
     undisturbed,
 )
 
-from slm_lab.experiment import trial as trial_module
+from slm_lab.experiment import analysis
+from slm_lab.experiment.session_processes import count_cpus, run_session
 from slm_lab.experiment.stop import StopRequest
-from slm_lab.experiment.trial import count_cpus, run_session, sweep
+from slm_lab.experiment.trial import sweep
 from slm_lab.lib import logger as lab_logger
 from slm_lab.lib.state import first_difference
 from slm_lab.spec import spec_util
@@ -37,7 +38,7 @@ def lab(tmp_path):
 def test_two_sessions_in_parallel_are_the_same_two_run_singly(lab, tmp_path, monkeypatch):
     lab.write_spec(**TWO)
     assert lab.train(spawned=True).status == 0
-    monkeypatch.setattr(trial_module.analysis, '_draw', lambda *_: True)
+    monkeypatch.setattr(analysis, '_draw', lambda *_: True)
     for index in range(2):
         alone = Lab(tmp_path / f'alone{index}')
         alone.write_spec(max_session=1)
@@ -154,7 +155,14 @@ def count_side_by_side(life):
 def test_more_sessions_than_cpus_all_run_and_never_more_at_a_time(lab):
     """Five sessions that take one CPU each, and two CPUs."""
     lab.write_spec(max_session=5, max_frame=200, warm_up=300, num_cpus=1)
-    two_cpus = [('slm_lab.experiment.trial', '', 1, 'import slm_lab.experiment.trial as t; t.count_cpus = lambda: 2')]
+    two_cpus = [
+        (
+            'slm_lab.experiment.session_processes',
+            '',
+            1,
+            'import slm_lab.experiment.session_processes as t; t.count_cpus = lambda: 2',
+        )
+    ]
     life = lab.train(hooks=two_cpus)
     assert life.status == 0, life.output
     assert 'Running 5 sessions, up to 2 at a time' in life.output
@@ -164,7 +172,7 @@ def test_more_sessions_than_cpus_all_run_and_never_more_at_a_time(lab):
 
 def test_the_cpus_that_count_are_those_the_process_may_use():
     code = 'import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); '
-    code += 'from slm_lab.experiment.trial import count_cpus; print(count_cpus())'
+    code += 'from slm_lab.experiment.session_processes import count_cpus; print(count_cpus())'
     done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout == '1\n', done.stderr
     assert count_cpus() >= 1

@@ -74,6 +74,7 @@ class Algorithm:
     KEYS = COMMON_KEYS
     NEEDS_NET = True
     MEMORIES = ()  # names of the memories that it trains from; empty: any
+    SCHEDULED = ('explore_var',)  # values that are functions of the frame, by their keys without `_spec`
     ACTION_TYPES = ()  # kinds of action spaces that it can act in; empty: any
     entropy_coef = float('nan')  # of algorithms that have none
 
@@ -81,8 +82,9 @@ class Algorithm:
         self.spec, self.net_spec, self.world = spec['algorithm'], spec['net'], world
         self.rng = rng_lib.generator(seed, 'explore')
         self.eval_rng = rng_lib.generator(seed, 'evaluation', 'explore')
-        self.explore_schedule = Schedule(self.spec['explore_var_spec'])
-        self.explore_var = self.explore_schedule(0)
+        # each value is the attribute of its schedule's name, at the frame of the last update
+        self.schedules = {name: Schedule(self.spec[f'{name}_spec']) for name in self.SCHEDULED}
+        self._set_scheduled(0)
         self.check = check
         self.learners = {}  # name of a net -> Learner
         self.targets = {}  # name of a target net -> TargetNet
@@ -146,7 +148,7 @@ class Algorithm:
     def act(self, states, evaluating=False):
         """Actions (N, …) as numpy for states (N, …). Evaluating uses the final explore_var and its own generator."""
         if evaluating:
-            return self.policy(states, self, self.explore_schedule.final, self.eval_rng)
+            return self.policy(states, self, self.schedules['explore_var'].final, self.eval_rng)
         return self.policy(states, self, self.explore_var, self.rng)
 
     def sample(self, memory, frame):
@@ -167,11 +169,15 @@ class Algorithm:
         """Called once per env step after training: target nets and scheduled values."""
         for target in self.targets.values():
             target.update(frame, self.world.num_envs)
-        self.explore_var = self.explore_schedule(frame)
+        self._set_scheduled(frame)
+
+    def _set_scheduled(self, frame):
+        for name, schedule in self.schedules.items():
+            setattr(self, name, schedule(frame))
 
     def set_frame(self, frame):
         """Sets everything that is a function of the frame: for runs of which only weights were kept."""
-        self.explore_var = self.explore_schedule(frame)
+        self._set_scheduled(frame)
         for learner in self.learners.values():
             learner.set_frame(frame)
 
@@ -203,7 +209,7 @@ class Algorithm:
         return {
             'nets': {name: net.state_dict() for name, net in self.nets.items()},
             'optims': {name: learner.optim.state_dict() for name, learner in self.learners.items()},
-            'explore_var': self.explore_var,
+            **{name: getattr(self, name) for name in self.schedules},
             'grad_norm': {name: learner.grad_norm for name, learner in self.learners.items()},
             'skipped_steps': {name: learner.skipped_steps for name, learner in self.learners.items()},
             'rng': rng_lib.generator_state(self.rng),
@@ -217,6 +223,7 @@ class Algorithm:
             learner.load_optim(state['optims'][name])
             learner.grad_norm = state['grad_norm'][name]
             learner.skipped_steps = state['skipped_steps'][name]
-        self.explore_var = state['explore_var']
+        for name in self.schedules:
+            setattr(self, name, state[name])
         rng_lib.set_generator_state(self.rng, state['rng'])
         rng_lib.set_generator_state(self.eval_rng, state['eval_rng'])

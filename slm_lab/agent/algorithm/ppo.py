@@ -9,7 +9,6 @@ from slm_lab.lib import rng as rng_lib
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.keys import REQUIRED, Key, leftover
 from slm_lab.lib.registry import ALGORITHMS
-from slm_lab.lib.schedule import Schedule
 
 # exp of more than this overflows to infinity and would turn weights into NaN
 MAX_LOG_RATIO = 20.0
@@ -50,6 +49,7 @@ class PPO(ActorCritic):
         'training_iter': leftover('PPOSIL only'),
     }
     MEMORIES = ('OnPolicyBatchReplay',)
+    SCHEDULED = ('explore_var', 'entropy_coef', 'clip_eps')
 
     @classmethod
     def check_spec(cls, resolved, raw, where):
@@ -62,8 +62,6 @@ class PPO(ActorCritic):
         return algorithm['time_horizon']
 
     def __init__(self, spec, world, seed, place=0, check=False):
-        self.clip_schedule = Schedule(spec['algorithm']['clip_eps_spec'])
-        self.clip_eps = self.clip_schedule(0)
         self.shuffle_rng = rng_lib.generator(seed, 'shuffle')
         super().__init__(spec, world, seed, place, check)
 
@@ -92,22 +90,12 @@ class PPO(ActorCritic):
         order = torch.from_numpy(self.shuffle_rng.permutation(size)).to(self.device)
         return order.split(self.spec['minibatch_size'])
 
-    def update(self, frame):
-        super().update(frame)
-        self.clip_eps = self.clip_schedule(frame)
-
-    def set_frame(self, frame):
-        super().set_frame(frame)
-        self.clip_eps = self.clip_schedule(frame)
-
     def state_dict(self):
         return {
             **super().state_dict(),
-            'clip_eps': self.clip_eps,
             'shuffle_rng': rng_lib.generator_state(self.shuffle_rng),
         }
 
     def load_state_dict(self, state):
         super().load_state_dict(state)
-        self.clip_eps = state['clip_eps']
         rng_lib.set_generator_state(self.shuffle_rng, state['shuffle_rng'])

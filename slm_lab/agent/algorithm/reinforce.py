@@ -7,7 +7,6 @@ from slm_lab.agent.net.optim import Learner
 from slm_lab.lib.keys import Key
 from slm_lab.lib.maths import discounted_returns
 from slm_lab.lib.registry import ALGORITHMS
-from slm_lab.lib.schedule import Schedule
 
 POLICY_KEYS = {
     **COMMON_KEYS,
@@ -48,11 +47,7 @@ class Reinforce(Algorithm):
 
     KEYS = {**POLICY_KEYS, 'center_return': Key('bool', False, note="subtract the batch's mean return")}
     MEMORIES = ('OnPolicyReplay', 'OnPolicyBatchReplay')
-
-    def __init__(self, spec, world, seed, place=0, check=False):
-        self.entropy_schedule = Schedule(spec['algorithm']['entropy_coef_spec'])
-        self.entropy_coef = self.entropy_schedule(0)
-        super().__init__(spec, world, seed, place, check)
+    SCHEDULED = ('explore_var', 'entropy_coef')
 
     def init_nets(self):
         out_dim = self.distribution.out_dim(self.world.action_space)
@@ -97,18 +92,3 @@ class Reinforce(Algorithm):
         loss, entropy = self.policy_loss(batch.states.flatten(0, 1), batch.actions.flatten(0, 1), advantages)
         value = self.learners['net'].step(loss)
         return NOT_TRAINED if value is None else Trained(value, 1, entropy.item())
-
-    def update(self, frame):
-        super().update(frame)
-        self.entropy_coef = self.entropy_schedule(frame)
-
-    def set_frame(self, frame):
-        super().set_frame(frame)
-        self.entropy_coef = self.entropy_schedule(frame)
-
-    def state_dict(self):
-        return {**super().state_dict(), 'entropy_coef': self.entropy_coef}
-
-    def load_state_dict(self, state):
-        super().load_state_dict(state)
-        self.entropy_coef = state['entropy_coef']
