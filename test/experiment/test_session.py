@@ -374,3 +374,42 @@ def test_where_an_episode_cannot_be_brought_back_a_new_one_begins(num_envs, tmp_
     assert 'env' not in restored.parts
     session.run()
     assert session.clock.frame >= 303 and np.isfinite(session.env.total_reward)
+
+
+@pytest.mark.parametrize('mode', ['replay', 'fresh', 'episode'])
+def test_between_evaluations_there_is_no_episode_to_bring_back(tmp_path, mode):
+    """Else an env that cannot be brought back would draw another seed for the next evaluation."""
+    raw = raw_spec('DQN', meta={'rigorous_eval': 2}, env={'resume': mode})
+    session = build(session_spec(tmp_path, raw), store=False)
+    session.env.reset()
+    session.evaluate()
+    tree = snapshot(session.eval_env.state_dict())
+    assert [slot['seed'] for slot in tree['slots']] == [None, None]
+    again = build(session_spec(tmp_path, raw), store=False)
+    again.eval_env.load_state_dict(tree)
+    assert again.eval_env.restarted == []
+    assert first_difference(tree, again.eval_env.state_dict()) is None
+
+
+def test_an_episode_that_cannot_be_brought_back_is_cut_in_the_memory_too(tmp_path):
+    spec = session_spec(tmp_path, raw_spec('SARSA', 'OnPolicyBatchReplay', env={'resume': 'episode'}))
+    run_to(spec, StopAt(150, 'inside'))
+    session = build(spec)
+    resume.restore_session(session)
+    memory = session.agent.memory
+    assert session.env.restarted == [0] and memory.length
+    assert memory.storage.arrays['truncated'][memory.length - 1].tolist() == [1]
+
+
+def test_damaged_best_nets_are_replaced_by_the_next_good_ones(tmp_path):
+    spec = session_spec(tmp_path, raw_spec('DQN'))
+    run_to(spec, StopAt(150))
+    store = store_of(spec)
+    assert store.best(store.find().generation) is not None
+    for path in store.folder.glob('*_best.pt'):
+        path.write_bytes(b'')
+    session = build(spec)
+    resume.restore_session(session)
+    assert session.agent.body.best_total_reward_ma == -math.inf
+    session.run()
+    assert store.best(store.find().generation) is not None

@@ -113,3 +113,30 @@ def test_whole_episodes_against_lists():
             assert all(len(getattr(batch, name)) == len(ids(batch)) for name in FIELDS)
             ended = [[], [], []]
     assert first == 900
+
+
+def test_an_episode_that_cannot_be_brought_back_ends_where_it_stood():
+    """Env 1's runs on: what is stored of it is cut as by a time limit; an episode that has ended stays as it ended."""
+    batch_replay = memory('OnPolicyBatchReplay', 3)
+    fill(batch_replay, 2, terminated=[3])  # rows 3, 4, 5 are the last of envs 0, 1, 2
+    assert batch_replay.cut([0, 1]) == 1
+    batch = batch_replay.sample(0)
+    assert batch.truncated.tolist() == [[0, 0, 0], [0, 1, 0]] and batch.terminated.tolist() == [[0, 0, 0], [1, 0, 0]]
+    assert batch_replay.cut([0, 1, 2]) == 0  # nothing stored, nothing to cut
+
+
+def test_a_cut_episode_counts_as_one_that_ended():
+    replay = memory('OnPolicyReplay', 2)
+    fill(replay, 3)
+    assert not replay.is_due(1)
+    assert replay.cut([1]) == 1
+    assert replay.is_due(1)
+    assert ids(replay.sample(0)) == [1, 3, 5]  # all of env 1; env 0's episode still runs
+    fill(replay, 1, first=6)
+    assert replay.size == 4 * 2
+
+
+def test_transitions_of_a_replay_stand_alone():
+    replay = memory('Replay', 2)
+    fill(replay, 2)
+    assert replay.cut([0, 1]) == 0 and not replay.arrays['truncated'].any()
