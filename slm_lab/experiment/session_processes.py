@@ -68,7 +68,7 @@ def run_session(spec, mode, stop, resumes):
     finished = session.run()
     metrics = session.analyze(plot=not stop()) if finished else None
     session.close()
-    logger.info('Session %d done', session.index)
+    logger.info('Session %d %s', session.index, 'done' if finished else f'stopped at frame {session.clock.frame}')
     return SessionResult(finished, metrics, frame=session.clock.frame, signal=stop.signal)
 
 
