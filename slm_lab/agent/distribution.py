@@ -16,16 +16,20 @@ from slm_lab.lib.registry import DISTRIBUTIONS
 LOG_SCALE_MIN, LOG_SCALE_MAX = -20.0, 2.0
 
 
-class _DiscreteActions:
+class _AsTheyAre:
+    """Actions that the env takes as they are drawn."""
+
+    @staticmethod
+    def to_env(actions, space):
+        return actions
+
+
+class _DiscreteActions(_AsTheyAre):
     """One logit for each action: (B, A) -> actions (B,)."""
 
     @staticmethod
     def out_dim(space):
         return int(space.n)
-
-    @staticmethod
-    def to_env(actions, space):
-        return actions
 
 
 @DISTRIBUTIONS.register
@@ -51,7 +55,7 @@ class Argmax(_DiscreteActions, distributions.Categorical):
 
 
 @DISTRIBUTIONS.register
-class MultiCategorical:
+class MultiCategorical(_AsTheyAre):
     """One softmax for each component of the action: a list of (B, A_i) -> actions (B, components)."""
 
     def __init__(self, logits):
@@ -60,10 +64,6 @@ class MultiCategorical:
     @staticmethod
     def out_dim(space):
         return [int(n) for n in space.nvec]
-
-    @staticmethod
-    def to_env(actions, space):
-        return actions
 
     @property
     def logits(self):
@@ -85,7 +85,7 @@ class MultiCategorical:
 
 
 @DISTRIBUTIONS.register
-class Bernoulli(distributions.Independent):
+class Bernoulli(_AsTheyAre, distributions.Independent):
     """An independent switch for each component: logits (B, n) -> actions (B, n) of 0 and 1."""
 
     def __init__(self, logits):
@@ -94,10 +94,6 @@ class Bernoulli(distributions.Independent):
     @staticmethod
     def out_dim(space):
         return int(space.n)
-
-    @staticmethod
-    def to_env(actions, space):
-        return actions
 
 
 class _ContinuousActions(distributions.Independent):

@@ -36,6 +36,7 @@ def epsilon_greedy(states, actor, explore_var, rng):
         return actor.random_actions(len(states), rng)
     actions = default(states, actor, explore_var, rng)
     if explores.any():
+        explores = explores.reshape(-1, *[1] * (actions.ndim - 1))  # an env explores with its whole action
         actions = np.where(explores, actor.random_actions(len(states), rng), actions)
     return actions
 

@@ -255,7 +255,7 @@ WRONG = [
     (('net',), ('update_frequency', 0), ['net.update_frequency: 0 is too small; the least is 1']),
     (('net',), ('update_type', 'polyak'), ['agent.0.net.polyak_coef: None would never move the target net', 'write 1']),
     (('net',), ('polyak_coef', 1.1), ['net.polyak_coef: 1.1 is too large; the most is 1']),
-    (('net',), ('polyak_coef', -0.1), ['net.polyak_coef: -0.1 must be in (0, 1]']),
+    (('net',), ('polyak_coef', -0.1), ['net.polyak_coef: -0.1 is too small; the least is 0']),
     (('net',), ('gpu', 'yes'), ["net.gpu: 'yes' is unknown", 'Known: False, None, True, auto']),
     ((), ('env.0.name', REMOVE), ["my_spec > env.0: key 'name' is missing"]),
     ((), ('env.0.max_frame', REMOVE), ["my_spec > env.0: key 'max_frame' is missing"]),

@@ -6,7 +6,8 @@ import numpy as np
 import torch
 
 from slm_lab.agent import distribution, policy
-from slm_lab.agent.net.base import build_loss, pick_device
+from slm_lab.agent.net.base import NET_KEYS, build_loss, pick_device
+from slm_lab.agent.net.optim import TARGET_KEYS
 from slm_lab.lib import rng as rng_lib
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.keys import Key, leftover, read_keys
@@ -75,6 +76,7 @@ class Algorithm:
     NEEDS_NET = True
     MEMORIES = ()  # names of the memories that it trains from; empty: any
     SCHEDULED = ('explore_var',)  # values that are functions of the frame, by their keys without `_spec`
+    HAS_TARGET = False  # whether a target net follows the net
     ACTION_TYPES = ()  # kinds of action spaces that it can act in; empty: any
     entropy_coef = float('nan')  # of algorithms that have none
 
@@ -89,9 +91,11 @@ class Algorithm:
         self.learners = {}  # name of a net -> Learner
         self.targets = {}  # name of a target net -> TargetNet
         if self.NEEDS_NET:
-            self._check_actions()
+            pdtype, where = self.spec['action_pdtype'], 'agent.0.algorithm.action_pdtype'
+            self._check_action_type()
+            self.distribution = distribution.pick(pdtype, world.action_space, where)
+            self._check_policy()
             self.policy = POLICIES.get(self.spec['action_policy'])
-            self.distribution = distribution.pick(self.spec['action_pdtype'], world.action_space, 'action_pdtype')
             self.device = pick_device(self.net_spec['gpu'], place)
             self.loss_fn = build_loss(self.net_spec['loss_spec'])
             self.init_nets()
@@ -113,13 +117,25 @@ class Algorithm:
         if 'type' not in net:
             raise SpecError(f"{where}: key 'type' is missing; it names the net: {', '.join(NETS.names())}")
         checked = read_keys(NETS.get(net['type'], f'{where}.type').KEYS, net, where)
-        return checked.values, checked.ignored
+        unread = () if cls.HAS_TARGET else TARGET_KEYS
+        if cls.HAS_TARGET and checked.values['update_type'] == 'replace':
+            unread = ('polyak_coef',)
+        defaults = {key: NET_KEYS[key].default for key in unread}
+        return {**checked.values, **defaults}, checked.ignored + [f'{where}.{key}' for key in unread if key in net]
 
-    def _check_actions(self):
+    def _check_action_type(self):
         space = self.world.action_space
         if self.ACTION_TYPES and distribution.action_type(space) not in self.ACTION_TYPES:
             kinds = ' or '.join(self.ACTION_TYPES)
             raise SpecError(f'agent.0.algorithm.name: {type(self).__name__} takes {kinds} actions; the env has {space}')
+
+    def _check_policy(self):
+        space, name = self.world.action_space, self.spec['action_policy']
+        where = 'agent.0.algorithm.action_policy'
+        if name == 'boltzmann' and distribution.action_type(space) != 'discrete':
+            raise SpecError(f"{where}: 'boltzmann' divides logits of discrete actions; the env has {space}")
+        if name in ('random', 'epsilon_greedy') and self.distribution is distribution.Beta:
+            raise SpecError(f"{where}: '{name}' draws the env's actions, not those of Beta; use 'default'")
 
     def init_nets(self):
         raise NotImplementedError(f'{type(self).__name__} builds no nets')

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from slm_lab.agent.algorithm.base import COMMON_KEYS, NOT_TRAINED, Algorithm, Trained, policy_key
-from slm_lab.agent.net.optim import Learner, TargetNet, check_target_keys
+from slm_lab.agent.net.optim import TARGET_KEYS, Learner, TargetNet, check_target_keys
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.keys import Key
 from slm_lab.lib.registry import ALGORITHMS
@@ -17,8 +17,6 @@ DQN_KEYS = {
     'training_batch_iter': Key('int', low=1, note='optimizer steps on each batch'),
     'training_start_step': Key('int|null', None, low=0, note='transitions before training begins; null: batch_size'),
 }
-
-TARGET_KEYS = ('update_type', 'update_frequency', 'polyak_coef')
 
 
 def q_targets(rewards, terminated, next_q, gamma):
@@ -57,7 +55,6 @@ class VanillaDQN(Algorithm):
     KEYS = DQN_KEYS
     ACTION_TYPES = ('discrete',)
     MEMORIES = ('Replay', 'PrioritizedReplay')
-    HAS_TARGET = False
     # whether each optimizer step on a batch changes the batch's targets
     TARGETS_FOLLOW_NET = True
 

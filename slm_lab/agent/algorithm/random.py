@@ -25,6 +25,6 @@ class Random(Algorithm):
         return policy.random_actions(self.world.action_space, len(states), rng)
 
     def train(self, memory, frame):
-        if getattr(memory, 'ON_POLICY', False) and memory.is_due(1):
+        if memory.ON_POLICY and memory.is_due(1):
             memory.sample(frame)
         return NOT_TRAINED

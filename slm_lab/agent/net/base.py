@@ -80,7 +80,7 @@ NET_KEYS = {
     'lr_scheduler_spec': Key('dict|null', None, validate=lambda v, where: LearningRate(v, 1.0, where)),
     'update_type': Key('str', 'replace', choices=('replace', 'polyak'), note='how the target net follows'),
     'update_frequency': Key('int', 1, low=1, note='frames between updates of the target net'),
-    'polyak_coef': Key('number|null', None, high=1, note='weight of the source in a polyak update'),
+    'polyak_coef': Key('number|null', None, low=0, high=1, note='weight of the source in a polyak update'),
     'gpu': Key('bool|str|null', False, choices=(False, True, None, 'auto')),
     'cuda_id': leftover('written by older labs'),
     'shared': leftover('actor-critic algorithms only'),

@@ -163,6 +163,9 @@ class TargetNet:
             mine.copy_(theirs)
 
 
+TARGET_KEYS = ('update_type', 'update_frequency', 'polyak_coef')
+
+
 def check_target_keys(net, where):
     """Raises SpecError for a target that would never move."""
     if net['update_type'] == 'polyak' and not net['polyak_coef']:
@@ -170,5 +173,3 @@ def check_target_keys(net, where):
             f'{where}.polyak_coef: {net["polyak_coef"]!r} would never move the target net; it is the weight of the '
             'source in (0, 1] (old specs wrote 0 for a full copy: write 1.0)'
         )
-    if net['polyak_coef'] is not None and net['polyak_coef'] < 0:
-        raise SpecError(f'{where}.polyak_coef: {net["polyak_coef"]} must be in (0, 1]')

@@ -186,3 +186,37 @@ def test_a_spec_that_lacks_something_is_refused(name, keys, wanted):
     with pytest.raises(SpecError) as e:
         resolved(name, **keys)
     assert wanted in str(e.value)
+
+
+def test_an_env_explores_with_its_whole_action():
+    space = spaces.Box(-2, 2, (3,))
+    explore = {'action_policy': 'epsilon_greedy', 'explore_var_spec': {'name': 'no_decay', 'start_val': 0.5}}
+    ppo = built('PPO', space=space, **explore, **PPO)
+    assert ppo.act(np.ones((8, 1), np.float32)).shape == (8, 3)
+
+
+@pytest.mark.parametrize(
+    ('keys', 'wanted'),
+    [
+        ({'action_policy': 'boltzmann'}, "'boltzmann' divides logits of discrete actions"),
+        ({'action_policy': 'epsilon_greedy', 'action_pdtype': 'Beta'}, 'not those of Beta'),
+    ],
+)
+def test_a_policy_that_does_not_fit_the_actions_is_refused(keys, wanted):
+    with pytest.raises(SpecError, match=wanted):
+        built('PPO', space=spaces.Box(-2, 2, (3,)), explore_var_spec=NO_DECAY, **keys, **PPO)
+
+
+@pytest.mark.parametrize(
+    ('name', 'net', 'unread'),
+    [
+        ('Reinforce', {'update_type': 'polyak', 'polyak_coef': 0.1}, ['update_type', 'polyak_coef']),
+        ('DQN', {'update_type': 'replace', 'polyak_coef': 0.1}, ['polyak_coef']),
+        ('DQN', {'update_type': 'polyak', 'polyak_coef': 0.1}, []),
+    ],
+)
+def test_keys_of_a_target_net_that_nothing_reads_are_said(name, net, unread):
+    net = {'type': 'MLPNet', 'hid_layers': [4], 'hid_layers_activation': 'relu', **net}
+    values, ignored = ALGORITHMS.get(name).resolve_net(net, 'net')
+    assert ignored == [f'net.{key}' for key in unread]
+    assert values['polyak_coef'] == (None if unread else 0.1)
