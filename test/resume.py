@@ -20,6 +20,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import tiny_envs  # noqa: F401 (registers them, in the fresh process too)
 import torch
 
 from slm_lab.experiment import resume
@@ -30,7 +31,7 @@ from slm_lab.spec import spec_util
 ROOT = Path(__file__).parents[1]
 TS = '2026_01_31_120000'
 MEMORIES = {
-    'Random': ('OnPolicyReplay', 'OnPolicyBatchReplay', 'Replay', 'PrioritizedReplay'),
+    'Random': ('OnPolicyReplay', 'OnPolicyBatchReplay', 'Replay', 'PrioritizedReplay', 'OnPolicyCrossEntropy'),
     'SARSA': ('OnPolicyReplay', 'OnPolicyBatchReplay'),
     'VanillaDQN': ('Replay', 'PrioritizedReplay'),
     'DQN': ('Replay', 'PrioritizedReplay'),

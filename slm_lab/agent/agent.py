@@ -1,7 +1,5 @@
 """The agent: an algorithm, its memory and its body."""
 
-import numpy as np
-
 from slm_lab.agent.algorithm.base import World
 from slm_lab.agent.body import Body
 from slm_lab.agent.memory.batch import Layout
@@ -26,7 +24,8 @@ class Agent:
         world = World(env.observation_space, env.action_space, env.num_envs)
         memory_class = MEMORIES.get(agent_spec['memory']['name'])
         memory_rng = rng_lib.generator(seed, 'memory')
-        self.memory = memory_class(agent_spec['memory'], _layout(world), world.num_envs, memory_rng)
+        layout = Layout.of(env.observation_space, env.action_space)
+        self.memory = memory_class(agent_spec['memory'], layout, world.num_envs, memory_rng)
         self.algorithm = ALGORITHMS.get(agent_spec['algorithm']['name'])(agent_spec, world, seed, place, check)
         self.body = Body(rigorous_eval=bool(spec['meta']['rigorous_eval']))
 
@@ -65,14 +64,3 @@ class Agent:
         self.algorithm.load_state_dict(state['algorithm'])
         self.memory.load_state_dict(state['memory'])
         self.body.load_state_dict(state['body'])
-
-
-def _layout(world):
-    states, actions = world.observation_space, world.action_space
-    discrete = type(actions).__name__ in ('Discrete', 'MultiDiscrete', 'MultiBinary')
-    return Layout(
-        tuple(states.shape),
-        np.dtype(np.float32) if states.dtype == np.float64 else np.dtype(states.dtype),
-        tuple(actions.shape),
-        np.dtype(np.int64) if discrete else np.dtype(np.float32),
-    )

@@ -4,6 +4,8 @@ A distribution says how wide the policy heads are (`out_dim`), is built from the
 of the env (`to_env`). Its log-probs and entropies are those of whole actions: summed over an action's components.
 """
 
+import math
+
 import numpy as np
 import torch
 from torch import distributions
@@ -91,6 +93,10 @@ class Bernoulli(_AsTheyAre, distributions.Independent):
     def __init__(self, logits):
         super().__init__(distributions.Bernoulli(logits=logits, validate_args=False), 1, validate_args=False)
 
+    def log_prob(self, actions):
+        """actions (B, n), whole numbers as memories keep them -> (B,)"""
+        return super().log_prob(actions.to(self.base_dist.logits.dtype))
+
     @staticmethod
     def out_dim(space):
         return int(space.n)
@@ -118,7 +124,7 @@ def _scale(log_scale):
     return log_scale.clamp(LOG_SCALE_MIN, LOG_SCALE_MAX).exp()
 
 
-class _LocScale(_ContinuousActions):
+class LocScale(_ContinuousActions):
     """Locations and log scales of independent components, each distributed as `OF_ONE`."""
 
     @classmethod
@@ -127,10 +133,40 @@ class _LocScale(_ContinuousActions):
 
 
 @DISTRIBUTIONS.register
-class Normal(_LocScale):
+class Normal(LocScale):
     """Independent normals: means and log standard deviations."""
 
     OF_ONE = distributions.Normal
+
+
+class SquashedNormal(Normal):
+    """tanh of independent normals: actions (B, d) in (−1, 1), which the env gets stretched to its bounds.
+
+    No name of a spec: it is what SAC makes of a Normal.
+    """
+
+    LOG_SCALE_MIN = -5.0  # narrower, the density of an action in float32 is noise
+
+    @classmethod
+    def build(cls, loc, log_scale):
+        return super().build(loc, log_scale.clamp(min=cls.LOG_SCALE_MIN))
+
+    def sample(self):
+        return super().sample().tanh()
+
+    def rsample_with_log_prob(self):
+        """Actions (B, d) through which gradients flow, and their log-probs (B,).
+
+        log π(a) = Σ log N(u) − log(1 − tanh²(u)), a = tanh(u); the latter in the form 2 (log 2 − u − softplus(−2u)),
+        which is exact for large u. Haarnoja et al. 2018, appendix C, equation 21.
+        """
+        u = self.rsample()
+        log_slopes = 2 * (math.log(2) - u - functional.softplus(-2 * u))
+        return u.tanh(), self.log_prob(u) - log_slopes.sum(-1)
+
+    @staticmethod
+    def to_env(actions, space):
+        return (space.low + (actions + 1) / 2 * (space.high - space.low)).astype(space.dtype)
 
 
 @DISTRIBUTIONS.register
@@ -139,14 +175,14 @@ class MultivariateNormal(Normal):
 
 
 @DISTRIBUTIONS.register
-class LogNormal(_LocScale):
+class LogNormal(LocScale):
     """Independent log-normals: mean and log standard deviation of the logarithm; actions above 0."""
 
     OF_ONE = distributions.LogNormal
 
 
 @DISTRIBUTIONS.register
-class Gumbel(_LocScale):
+class Gumbel(LocScale):
     """Independent Gumbels: locations and log scales."""
 
     OF_ONE = distributions.Gumbel

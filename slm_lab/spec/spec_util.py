@@ -14,7 +14,7 @@ from pathlib import Path
 from slm_lab.lib import files, paths
 from slm_lab.lib.errors import LabError, SpecError, suggest
 from slm_lab.lib.keys import Key, leftover, read_keys
-from slm_lab.lib.registry import ALGORITHMS, ENV_TABLES, MEMORIES
+from slm_lab.lib.registry import ALGORITHMS, ENV_TABLES
 
 logger = logging.getLogger('slm_lab.spec')
 
@@ -25,6 +25,7 @@ AGENT_KEYS = {
     'algorithm': Key('dict'),
     'memory': Key('dict'),
     'net': Key('dict', {}),
+    'critic_net': Key('dict|null', None, note="CrossQ's critics; null: as the net"),
     'load_net': Key('str|null', None, note='run folder, model prepath or .pt file to start from trained nets'),
 }
 
@@ -59,6 +60,9 @@ RUN_KEYS = (
     'model_prepath',
     'git_sha',
 )
+
+# names of old specs that no release since v4.2 could run
+REMOVED = {'HydraDQN': "'HydraDQN' (one net for several envs) is not supported; train DQN in each env on its own"}
 
 FOLDERS = ('graph', 'info', 'log', 'model')
 
@@ -179,15 +183,20 @@ def _resolve_agent(agent, where, ignored):
     resolved = read_keys(AGENT_KEYS, agent, where).values
     algorithm_class = _named(ALGORITHMS, agent['algorithm'], 'name', f'{where}.algorithm')
     algorithm = read_keys(algorithm_class.KEYS, agent['algorithm'], f'{where}.algorithm')
-    memory_class = _named(MEMORIES, agent['memory'], 'name', f'{where}.memory')
-    memory = read_keys(memory_class.KEYS, agent['memory'], f'{where}.memory')
-    resolved.update(algorithm=algorithm.values, memory=memory.values, net={})
-    ignored += algorithm.ignored + memory.ignored
+    memory, memory_ignored = algorithm_class.resolve_memory(agent['memory'], f'{where}.memory')
+    resolved.update(algorithm=algorithm.values, memory=memory, net={})
+    ignored += algorithm.ignored + memory_ignored
     if algorithm_class.NEEDS_NET:
         resolved['net'], net_ignored = algorithm_class.resolve_net(agent.get('net', {}), f'{where}.net')
         ignored += net_ignored
     else:
         ignored += [f'{where}.net.{key}' for key in agent.get('net', {})]
+    critic, place = resolved.pop('critic_net'), f'{where}.critic_net'
+    if critic is not None and algorithm_class.HAS_CRITIC_SPEC:
+        resolved['critic_net'], net_ignored = algorithm_class.resolve_net(critic, place)
+        ignored += net_ignored
+    elif critic is not None:
+        ignored.append(place)
     algorithm_class.check_spec(resolved, agent, where)
     return resolved
 
@@ -195,6 +204,8 @@ def _resolve_agent(agent, where, ignored):
 def _named(registry, part, key, where):
     if key not in part:
         raise SpecError(f"{where}: key '{key}' is missing; it names the {registry.kind}: {', '.join(registry.names())}")
+    if str(part[key]) in REMOVED:
+        raise SpecError(f'{where}.{key}: {REMOVED[part[key]]}')
     return registry.get(part[key], f'{where}.{key}')
 
 
@@ -213,7 +224,8 @@ def override_spec(spec, mode):
 def _shorten(spec):
     agent, env, meta = spec['agent'][0], spec['env'][0], spec['meta']
     algorithm = agent['algorithm']
-    frequency = 1 if agent['memory']['name'] == 'OnPolicyReplay' else 8
+    table = ALGORITHMS.get(algorithm['name']).KEYS
+    frequency = 1 if agent['memory']['name'] in ('OnPolicyReplay', 'OnPolicyCrossEntropy') else 8  # episodes, or steps
     for key, value in (
         ('training_frequency', frequency),
         ('time_horizon', frequency),
@@ -221,7 +233,7 @@ def _shorten(spec):
         ('training_iter', 1),
         ('training_batch_iter', 1),
     ):
-        if key in algorithm:
+        if key in table and table[key].read:
             algorithm[key] = value
     env.update(max_frame=40, max_t=12)
     if env.get('num_envs', 1) > 1:

@@ -24,6 +24,7 @@ from resume import (
     session_spec,
     uninterrupted,
 )
+from test_resume_soft import soft_spec
 
 import run_lab
 from slm_lab.experiment import resume
@@ -150,6 +151,7 @@ COVERED = {
     'SLM Lab 4.2 a wrong spec name makes a new folder': [f'{RULES}::test_another_specs_run_is_refused_by_name'],
     'SLM Lab 5.3 the saved spec wins and trains a new trial': [f'{RULES}::test_a_resumed_run_is_the_uninterrupted_one'],
     'a part forgets its state': [FORGOTTEN],
+    '14, 15 learned temperature of SAC': [f'{HERE}::test_the_learned_temperature_and_its_optimizer_go_on'],
     '20 clipping and entropy coefficients': ['experiment/test_faults.py::test_coefficients_go_on_across_the_seam'],
     'SLM Lab 383 hidden state of recurrent nets': [
         'experiment/test_resume_policy.py::test_equal_with_each_cell',
@@ -157,7 +159,6 @@ COVERED = {
 }
 # Reports about what is not built yet; their tests come with it.
 LATER = {
-    '14, 15 learned temperature of SAC': 'soft actor-critic',
     '48 an interrupted search': 'search',
     'SLM Lab 442, 492, 378 search': 'search',
     'SLM Lab 384, 385, 165, 163 memory and CPUs of searches and of images': 'search, image envs',
@@ -174,10 +175,6 @@ def test_each_kind_has_its_test(kind):
 
 def test_what_comes_later_is_not_there_yet():
     """When it is built, its reports need tests."""
-    from slm_lab.lib.registry import ALGORITHMS, NETS
-
-    built = {*ALGORITHMS.names(), *NETS.names()}
-    assert not {'SoftActorCritic', 'SIL', 'CrossQ'} & built
     assert not (ROOT / 'slm_lab' / 'experiment' / 'search.py').exists() and LATER
 
 
@@ -195,6 +192,19 @@ def loaded(spec, stop=None):
     session = build(spec, stop or StopAt(150))
     resume.restore_session(session)
     return session
+
+
+def test_the_learned_temperature_and_its_optimizer_go_on(tmp_path):
+    """Neither alpha's first value nor fresh moments of its optimizer; a changed alpha comes back changed."""
+    spec = session_spec(tmp_path, soft_spec('SoftActorCritic', 'Replay', 'MLPNet', 1, 'continuous'))
+    saved = run_to(spec, StopAt(150))['tree']['agent']['algorithm']
+    session = loaded(spec)
+    algorithm = session.agent.algorithm
+    log_alpha = saved['nets']['alpha']['log_alpha']
+    assert log_alpha != 0 and torch.equal(algorithm.log_alpha.detach(), log_alpha)
+    moments = algorithm.learners['alpha'].optim.state_dict()['state'][0]
+    assert moments['exp_avg_sq'] > 0 and moments['step'] > 1
+    assert first_difference(saved['optims']['alpha']['state'][0], moments) is None
 
 
 def test_exploration_goes_on_from_the_restored_frame(stopped):

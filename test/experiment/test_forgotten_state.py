@@ -15,6 +15,8 @@ import torch
 from resume import MEMORIES, StopAt, build, raw_spec, run_to, session_spec
 from test_resume_policy import MEMORIES as POLICY_MEMORIES
 from test_resume_policy import policy_spec
+from test_resume_soft import MEMORIES as SOFT_MEMORIES
+from test_resume_soft import soft_spec
 
 from slm_lab.experiment import resume
 from slm_lab.lib.state import Ring, first_difference, snapshot
@@ -60,6 +62,8 @@ def children(part):
     return [(name, getattr(part, name)) for name in slots if hasattr(part, name)]
 
 
+MEMORY = r'\.agent\.(memory|algorithm\.replay)'
+
 # What training changes and a loaded session holds otherwise, and why that is right.
 ALLOWED = {
     r'\.progress(\..*)?': 'the progress bar',
@@ -68,12 +72,12 @@ ALLOWED = {
     r'\.(eval_)?env\.(.*\.)?slots\.\d+\._actions': 'beyond the actions of this episode it holds those of earlier ones'
     ' (the first are compared below)',
     r'\.eval_env\.(.*\.)?slots\.\d+\._is_used': 'whether `fresh` must build the env anew: a loaded one just was built',
-    r'\.agent\.memory\._buffers\..*': 'filled anew by each sample before it is read',
-    r'\.agent\.memory\._batch\..*': 'the tensors of these buffers',
-    r'\.agent\.memory\.(tree\.nodes|_summed_size)': 'sums, a function of the leaves (which are compared below), not yet'
-    ' brought up to date with the newest',
-    r'\.agent\.memory\.batch_slots': 'the slots of the last sample, used before the training of that step ends',
-    r'\.agent\.memory\.storage\.arrays\..*': 'rows beyond the stored ones are written before they are read'
+    rf'{MEMORY}\._buffers\..*': 'filled anew by each sample before it is read',
+    rf'{MEMORY}\._batch\..*': 'the tensors of these buffers',
+    rf'{MEMORY}\.(tree\.nodes|_summed_size)': 'sums, a function of the leaves (which are compared'
+    ' below), not yet brought up to date with the newest',
+    rf'{MEMORY}\.batch_slots': 'the slots of the last sample, used before the training of that step ends',
+    rf'{MEMORY}\.storage\.arrays\..*': 'rows beyond the stored ones are written before they are read'
     ' (the stored ones are compared below)',
     r'\..*\.rate\.scheduler\..*': "torch's scheduler, stepped to the frame before the rate is read off it",
 }
@@ -88,37 +92,46 @@ def record(session):
     storage = getattr(session.agent.memory, 'storage', None)
     rows = {} if storage is None else {k: a[: session.agent.memory.length] for k, a in storage.arrays.items()}
     envs = [env for env in (session.env, session.eval_env) if env is not None]
+    replays = session.agent.memory, getattr(session.agent.algorithm, 'replay', None)
     return {
         'rows': rows,
-        'priorities': getattr(getattr(session.agent.memory, 'tree', None), 'leaves', None),
+        'priorities': [getattr(getattr(memory, 'tree', None), 'leaves', None) for memory in replays],
         'rng': session.rng.state_dict(),
         'slots': [slot.state_dict() for env in envs for slot in env.unwrapped.slots],
     }
 
 
 CATEGORICAL = {'action_pdtype': 'Categorical', 'action_policy': 'default'}  # draws from the process's generators
-CASES = {
-    f'{algorithm} {memory} {num_envs}': raw_spec(
-        algorithm,
-        memory,
-        'DuelingMLPNet' if algorithm == 'DQN' else 'MLPNet',
-        num_envs,
-        normalize_state=True,
-        algo=CATEGORICAL if algorithm == 'DQN' else {},
-        env={'frame_op': 'concat', 'frame_op_len': 2, 'reward_scale': 0.5},
-        meta={'rigorous_eval': 2},
-    )
-    for algorithm, memories in MEMORIES.items()
-    for memory in memories
-    for num_envs in (1, 3)
-} | {
-    f'{algorithm} {memory} {net} {num_envs}': policy_spec(
-        algorithm, memory, 0, net, None if algorithm == 'Reinforce' else num_envs == 1, num_envs, env
-    )
-    for algorithm, memories in POLICY_MEMORIES.items()
-    for memory in memories
-    for net, num_envs, env in (('MLPNet', 1, 'continuous'), ('RecurrentNet', 3, 'discrete'))
-}
+CASES = (
+    {
+        f'{algorithm} {memory} {num_envs}': raw_spec(
+            algorithm,
+            memory,
+            'DuelingMLPNet' if algorithm == 'DQN' else 'MLPNet',
+            num_envs,
+            normalize_state=True,
+            algo=CATEGORICAL if algorithm == 'DQN' else {},
+            env={'frame_op': 'concat', 'frame_op_len': 2, 'reward_scale': 0.5},
+            meta={'rigorous_eval': 2},
+        )
+        for algorithm, memories in MEMORIES.items()
+        for memory in memories
+        for num_envs in (1, 3)
+    }
+    | {
+        f'{algorithm} {memory} {net} {num_envs}': policy_spec(
+            algorithm, memory, 0, net, None if algorithm == 'Reinforce' else num_envs == 1, num_envs, env
+        )
+        for algorithm, memories in POLICY_MEMORIES.items()
+        for memory in memories
+        for net, num_envs, env in (('MLPNet', 1, 'continuous'), ('RecurrentNet', 3, 'discrete'))
+    }
+    | {
+        f'{algorithm} {memory} {num_envs}': soft_spec(algorithm, memory, 'MLPNet', num_envs, env)
+        for algorithm, memories in SOFT_MEMORIES.items()
+        for memory, num_envs, env in zip(memories, (1, 3), ('continuous', 'discrete'), strict=True)
+    }
+)
 
 
 def train_and_load(spec, mode='train'):

@@ -63,7 +63,7 @@ def in_normal_run(case):
 
 def test_the_normal_run_has_every_pair_of_choices():
     chosen = [case for case in PRODUCT if in_normal_run(case)]
-    assert len(chosen) == 24
+    assert len(chosen) == 26
 
     def pairs(cases):
         # an algorithm and its memory are one choice
@@ -86,13 +86,17 @@ def test_a_resumed_run_equals_the_uninterrupted_one(algorithm, memory, net, num_
 
 def test_no_algorithm_memory_or_net_is_left_out():
     import test_resume_policy as policy
+    import test_resume_soft as soft
+    import test_resume_spaces as spaces
 
     own = {name for name in NETS.names() if NETS.get(name).__module__.startswith('slm_lab.')}
-    images = {'ConvNet', 'DuelingConvNet'}  # no env here gives images yet
-    assert {algorithm for algorithm, *_ in PRODUCT} | set(policy.MEMORIES) == set(ALGORITHMS.names())
+    tested = {**MEMORIES, **policy.MEMORIES, **soft.MEMORIES}
+    assert set(tested) == set(ALGORITHMS.names())
     assert {memory for _, memory, *_ in PRODUCT} == set(MEMORY_TABLE.names())
-    assert {net for _, _, net, *_ in PRODUCT if net} | set(policy.NETS) | images == own
-    for name, memories in {**MEMORIES, **policy.MEMORIES}.items():
+    own -= {name for name in own if NETS.get(name).TAKES_ACTIONS}  # the critics of SAC, which come with its nets
+    own -= {'HydraMLPNet'}  # it takes several inputs, which no env here gives
+    assert {net for _, _, net, *_ in PRODUCT if net} | set(policy.NETS) | set(spaces.IMAGE_NETS) == own
+    for name, memories in tested.items():
         assert set(memories) == set(ALGORITHMS.get(name).MEMORIES or MEMORY_TABLE.names())
 
 
@@ -150,7 +154,11 @@ OPTIMIZERS = {
     'Adafactor': {},
     'ASGD': {'t0': 10},
     'Rprop': {},
+    'GlobalAdam': {'weight_decay': 0.01},
+    'GlobalRMSprop': {'alpha': 0.9},
+    'Lookahead': {'alpha': 0.8, 'k': 4},
 }
+INNER_OPTIMIZERS = ['SGD', 'Adam', 'GlobalAdam', 'GlobalRMSprop']
 
 
 def test_no_optimizer_is_left_out():
@@ -161,6 +169,13 @@ def test_no_optimizer_is_left_out():
 @pytest.mark.parametrize('name', OPTIMIZERS)
 def test_equal_with_each_optimizer(name, tmp_path, fresh):
     raw = raw_spec('DQN', nets={'optim_spec': {'name': name, 'lr': 0.01, **OPTIMIZERS[name]}})
+    check_resume(tmp_path, raw, fresh, StopAt(HALF))
+
+
+@pytest.mark.parametrize('inner', INNER_OPTIMIZERS)
+def test_equal_with_each_inner_optimizer_of_lookahead(inner, tmp_path, fresh):
+    optim_spec = {'name': 'Lookahead', 'optimizer': inner, 'lr': 0.01}
+    raw = raw_spec('DQN', nets={'optim_spec': optim_spec, 'lr_scheduler_spec': {'name': 'LinearToZero', 'frame': 400}})
     check_resume(tmp_path, raw, fresh, StopAt(HALF))
 
 

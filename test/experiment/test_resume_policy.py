@@ -10,17 +10,28 @@ LINEAR = {'name': 'linear_decay', 'start_val': 0.2, 'end_val': 0.01, 'start_step
 SEQUENCE = {'fc_hid_layers': [6], 'rnn_hidden_size': 6, 'seq_len': 3}
 GAE, NSTEP, RETURNS = {'lam': 0.9}, {'lam': None, 'num_step_returns': 6}, {'lam': None, 'num_step_returns': None}
 PPO = {'lam': 0.9, 'clip_eps_spec': LINEAR, 'minibatch_size': 8, 'time_horizon': 11, 'training_epoch': 2}
+SIL = {'sil_policy_loss_coef': 0.5, 'sil_val_loss_coef': 0.5, 'training_batch_iter': 2, 'training_iter': 2}
+EPISODIC = ['OnPolicyReplay', 'OnPolicyBatchReplay', 'OnPolicyCrossEntropy']
 MEMORIES = {
-    'Reinforce': ['OnPolicyReplay', 'OnPolicyBatchReplay'],
-    'ActorCritic': ['OnPolicyReplay', 'OnPolicyBatchReplay'],
+    'Reinforce': EPISODIC,
+    'ActorCritic': EPISODIC,
     'PPO': ['OnPolicyBatchReplay'],
+    'SIL': EPISODIC,
+    'PPOSIL': ['OnPolicyBatchReplay'],
 }
 WAYS = {
     'Reinforce': [{}, {'center_return': True}],
     'ActorCritic': [GAE, NSTEP, RETURNS],
     'PPO': [PPO],
+    'SIL': [{**GAE, **SIL}, {**RETURNS, **SIL}],
+    'PPOSIL': [{**PPO, **SIL}, {**PPO, **SIL}],
 }
-# image nets wait for envs that give images
+# the replay of SIL and PPOSIL, by the number of the way; it goes round more than once
+SIL_REPLAYS = [
+    {'batch_size': 8, 'max_size': 60, 'use_cer': True},
+    {'batch_size': 8, 'max_size': 60, 'sil_replay_name': 'PrioritizedReplay', 'alpha': 0.6, 'epsilon': 0.01},
+]
+# image nets are in test_resume_spaces.py
 NETS = {'MLPNet': {}, 'RecurrentNet': SEQUENCE}
 ENVS = {'discrete': 'CartPole-v1', 'continuous': 'Pendulum-v1'}
 
@@ -40,7 +51,11 @@ def policy_spec(algorithm, memory, way, net, shared, num_envs, env, **parts):
         nets.update(critic_optim_spec={'name': 'RMSprop', 'lr': 0.01})
     algo = {'action_pdtype': 'default', 'action_policy': 'default', 'explore_var_spec': None}
     algo.update(entropy_coef_spec=LINEAR, **WAYS[algorithm][way])
-    raw = raw_spec(algorithm, memory, net, num_envs, algo=algo, nets=nets, env={'name': ENVS[env]}, **parts)
+    mem = dict(SIL_REPLAYS[way]) if 'SIL' in algorithm else {}
+    if memory == 'OnPolicyCrossEntropy':
+        mem.update(cross_entropy=0.5)
+        algo.update(training_frequency=2)
+    raw = raw_spec(algorithm, memory, net, num_envs, algo=algo, nets=nets, mem=mem, env={'name': ENVS[env]}, **parts)
     if net == 'RecurrentNet':
         del raw['agent'][0]['net']['hid_layers']
     return raw

@@ -178,6 +178,8 @@ WRONG = [
             'SARSA',
         ],
     ),
+    (('algorithm',), ('name', 'HydraDQN'), ["agent.0.algorithm.name: 'HydraDQN'", 'is not supported; train DQN']),
+    (('net',), ('type', 'QMLPNet'), ["agent.0.net.type: 'QMLPNet' takes actions, so it can be a critic"]),
     (('algorithm',), ('name', ['DQN']), ["agent.0.algorithm.name: algorithm '['DQN']' is unknown"]),
     (('algorithm',), ('name', REMOVE), ["agent.0.algorithm: key 'name' is missing; it names the algorithm: ", 'DQN']),
     (('algorithm',), ('gamma', REMOVE), ["agent.0.algorithm: key 'gamma' is missing (number: discount)"]),

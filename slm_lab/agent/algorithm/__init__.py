@@ -1,3 +1,3 @@
 """Algorithms. Importing the package registers every one."""
 
-from slm_lab.agent.algorithm import actor_critic, dqn, ppo, random, reinforce, sarsa  # noqa: F401
+from slm_lab.agent.algorithm import actor_critic, crossq, dqn, ppo, random, reinforce, sarsa, sil, soft_actor_critic  # noqa: F401

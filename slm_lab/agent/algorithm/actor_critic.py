@@ -27,6 +27,39 @@ def split_net_spec(net):
     return actor, actor if net.get('use_same_optim') else critic
 
 
+class TargetScale:
+    """The running standard deviation of all value targets so far, by which values and targets are divided.
+
+    Means and squared deviations of batches are merged as in Chan et al. 1979.
+    """
+
+    LIMIT = 10.0  # of what is divided
+
+    def __init__(self):
+        self.count, self.mean, self.squares = 0, 0.0, 0.0
+
+    def add(self, targets):
+        """Counts targets (B,)."""
+        targets = targets.double()
+        n, mean = targets.numel(), targets.mean().item()
+        squares = (targets - mean).square().sum().item()
+        total, delta = self.count + n, mean - self.mean
+        self.squares += squares + delta**2 * self.count * n / total
+        self.mean += delta * n / total
+        self.count = total
+
+    def __call__(self, x):
+        """x over the deviation, which counts as at least 1; cut at ±LIMIT."""
+        deviation = (self.squares / self.count) ** 0.5 if self.count else 1.0
+        return (x / max(deviation, 1.0)).clamp(-self.LIMIT, self.LIMIT)
+
+    def state_dict(self):
+        return {'count': self.count, 'mean': self.mean, 'squares': self.squares}
+
+    def load_state_dict(self, state):
+        self.count, self.mean, self.squares = state['count'], state['mean'], state['squares']
+
+
 @ALGORITHMS.register
 class ActorCritic(Reinforce):
     """A2C. Mnih et al. 2016; advantages by GAE (Schulman et al. 2016) or n-step returns.
@@ -50,6 +83,7 @@ class ActorCritic(Reinforce):
         'lam': Key('number|null', None, low=0, high=1, note='lambda of GAE; null: n-step returns'),
         'num_step_returns': Key('int|null', None, low=1, note='env steps of n-step returns'),
         'val_loss_coef': Key('number', 1.0, note='weight of the value loss'),
+        'normalize_v_targets': Key('bool', False, note='divide values and targets by the running deviation of targets'),
         'training_frequency': Key('int|null', None, low=1, note='env steps or episodes between trainings'),
     }
 
@@ -84,6 +118,7 @@ class ActorCritic(Reinforce):
         algorithm = {**spec['algorithm'], 'training_frequency': self.frequency_of(spec['algorithm'])}
         net = {**spec['net']['actor'], 'gpu': spec['net']['gpu']}
         self.critic_spec, self.shared = spec['net']['critic'], spec['net']['shared']
+        self.target_scale = TargetScale() if algorithm['normalize_v_targets'] else None
         super().__init__({**spec, 'algorithm': algorithm, 'net': net}, world, seed, place, check)
 
     def init_nets(self):
@@ -131,10 +166,23 @@ class ActorCritic(Reinforce):
         return standardize(advantages), advantages + values
 
     def value_loss(self, states, targets):
-        return self.spec['val_loss_coef'] * self.loss_fn(self.values(states), targets).mean()
+        return self.spec['val_loss_coef'] * self.value_errors(self.values(states), targets).mean()
+
+    def value_errors(self, values, targets):
+        """The element-wise loss of values against targets, both (B,)."""
+        if self.target_scale is not None:
+            values, targets = self.target_scale(values), self.target_scale(targets)
+        return self.loss_fn(values, targets)
+
+    def flat_advantages(self, batch):
+        """Advantages and value targets of all steps, both (B,)."""
+        advantages, targets = (x.flatten() for x in self.calc_advantages(batch))
+        if self.target_scale is not None:
+            self.target_scale.add(targets)
+        return advantages, targets
 
     def train_on(self, batch):
-        advantages, targets = (x.flatten() for x in self.calc_advantages(batch))
+        advantages, targets = self.flat_advantages(batch)
         states, actions = batch.states.flatten(0, 1), batch.actions.flatten(0, 1)
         policy_loss, entropy = self.policy_loss(states, actions, advantages)
         losses = self.step(policy_loss, self.value_loss(states, targets))
@@ -147,3 +195,12 @@ class ActorCritic(Reinforce):
         else:
             losses = [self.learners['net'].step(policy_loss), self.learners['critic_net'].step(value_loss)]
         return [loss for loss in losses if loss is not None]
+
+    def state_dict(self):
+        scale = None if self.target_scale is None else self.target_scale.state_dict()
+        return {**super().state_dict(), 'target_scale': scale}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        if self.target_scale is not None:
+            self.target_scale.load_state_dict(state['target_scale'])

@@ -7,11 +7,12 @@ import torch
 
 from slm_lab.agent import distribution, policy
 from slm_lab.agent.net.base import NET_KEYS, build_loss, pick_device
+from slm_lab.agent.net.headed import set_log_std
 from slm_lab.agent.net.optim import TARGET_KEYS
 from slm_lab.lib import rng as rng_lib
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.keys import Key, leftover, read_keys
-from slm_lab.lib.registry import NETS, POLICIES
+from slm_lab.lib.registry import MEMORIES, NETS, POLICIES
 from slm_lab.lib.schedule import Schedule, fill_spec
 
 
@@ -76,6 +77,7 @@ class Algorithm:
     NEEDS_NET = True
     MEMORIES = ()  # names of the memories that it trains from; empty: any
     SCHEDULED = ('explore_var',)  # values that are functions of the frame, by their keys without `_spec`
+    HAS_CRITIC_SPEC = False  # whether `critic_net` beside `net` is read
     HAS_TARGET = False  # whether a target net follows the net
     ACTION_TYPES = ()  # kinds of action spaces that it can act in; empty: any
     entropy_coef = float('nan')  # of algorithms that have none
@@ -99,6 +101,10 @@ class Algorithm:
             self.device = pick_device(self.net_spec['gpu'], place)
             self.loss_fn = build_loss(self.net_spec['loss_spec'])
             self.init_nets()
+            self._set_log_std()
+            net = self.learners['net'].net
+            # a net that counts running statistics must not count what it acts on, least of all in evaluation
+            self._normalised_net = net if any(True for _ in net.buffers()) else None
 
     @classmethod
     def check_spec(cls, resolved, raw, where):
@@ -112,11 +118,22 @@ class Algorithm:
             _check_exploration(resolved['algorithm'], f'{where}.algorithm.explore_var_spec')
 
     @classmethod
+    def resolve_memory(cls, memory, where):
+        """Checks the memory's part of a spec. Returns: (values with defaults, places of keys that nothing reads)."""
+        if 'name' not in memory:
+            raise SpecError(f"{where}: key 'name' is missing; it names the memory: {', '.join(MEMORIES.names())}")
+        checked = read_keys(MEMORIES.get(memory['name'], f'{where}.name').KEYS, memory, where)
+        return checked.values, checked.ignored
+
+    @classmethod
     def resolve_net(cls, net, where):
         """Checks the net's part of a spec. Returns: (values with defaults, places of keys that nothing reads)."""
         if 'type' not in net:
             raise SpecError(f"{where}: key 'type' is missing; it names the net: {', '.join(NETS.names())}")
-        checked = read_keys(NETS.get(net['type'], f'{where}.type').KEYS, net, where)
+        net_class = NETS.get(net['type'], f'{where}.type')
+        if net_class.TAKES_ACTIONS:
+            raise SpecError(f"{where}.type: '{net['type']}' takes actions, so it can be a critic but cannot act")
+        checked = read_keys(net_class.KEYS, net, where)
         unread = () if cls.HAS_TARGET else TARGET_KEYS
         if cls.HAS_TARGET and checked.values['update_type'] == 'replace':
             unread = ('polyak_coef',)
@@ -137,13 +154,32 @@ class Algorithm:
         if name in ('random', 'epsilon_greedy') and self.distribution is distribution.Beta:
             raise SpecError(f"{where}: '{name}' draws the env's actions, not those of Beta; use 'default'")
 
+    def _set_log_std(self):
+        value = self.net_spec['log_std_init']
+        if value is None:
+            return
+        if not issubclass(self.distribution, distribution.LocScale):
+            name = self.distribution.__name__
+            raise SpecError(f'agent.0.net.log_std_init: {name} has no standard deviation; remove the key')
+        set_log_std(self.learners['net'].net, value)
+
     def init_nets(self):
         raise NotImplementedError(f'{type(self).__name__} builds no nets')
 
+    @property
+    def state_dim(self):
+        """The length of a state of one axis, the shape of any other."""
+        shape = self.world.observation_space.shape
+        return shape[0] if len(shape) == 1 else shape
+
     def build_net(self, spec, out_dim):
         """A net from states to `out_dim`, on the algorithm's device."""
-        shape = self.world.observation_space.shape
-        return NETS.get(spec['type'])(spec, shape[0] if len(shape) == 1 else shape, out_dim).to(self.device)
+        return NETS.get(spec['type'])(spec, self.state_dim, out_dim).to(self.device)
+
+    def trains_from(self, memory):
+        """Whether a replay has what a training needs: the warm-up is over and a training period is complete."""
+        start = self.spec['training_start_step']
+        return memory.is_due(self.spec['training_frequency'], memory.batch_size if start is None else start)
 
     def to_tensor(self, states):
         """States (N, …) of any dtype as floats on the algorithm's device."""
@@ -163,9 +199,14 @@ class Algorithm:
     @torch.no_grad()
     def act(self, states, evaluating=False):
         """Actions (N, …) as numpy for states (N, …). Evaluating uses the final explore_var and its own generator."""
-        if evaluating:
-            return self.policy(states, self, self.schedules['explore_var'].final, self.eval_rng)
-        return self.policy(states, self, self.explore_var, self.rng)
+        explore_var = self.schedules['explore_var'].final if evaluating else self.explore_var
+        rng = self.eval_rng if evaluating else self.rng
+        if self._normalised_net is None:
+            return self.policy(states, self, explore_var, rng)
+        self._normalised_net.eval()
+        actions = self.policy(states, self, explore_var, rng)
+        self._normalised_net.train()
+        return actions
 
     def sample(self, memory, frame):
         """A batch of the memory on the algorithm's device, its states as floats."""

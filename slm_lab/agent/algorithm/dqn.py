@@ -85,9 +85,7 @@ class VanillaDQN(Algorithm):
         return q_targets(batch.rewards, batch.terminated, self.next_q(batch.next_states), self.spec['gamma'])
 
     def train(self, memory, frame):
-        start = self.spec['training_start_step']
-        start = memory.batch_size if start is None else start
-        if not memory.is_due(self.spec['training_frequency'], start):
+        if not self.trains_from(memory):
             return NOT_TRAINED
         learner = self.learners['net']
         learner.set_frame(frame)

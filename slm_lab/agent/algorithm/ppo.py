@@ -38,6 +38,7 @@ class PPO(ActorCritic):
         **{k: v for k, v in ActorCritic.KEYS.items() if k != 'num_step_returns'},
         'lam': Key('number', REQUIRED, low=0, high=1, note='lambda of GAE'),
         'clip_eps_spec': schedule_key(REQUIRED, note='how far the policy may move'),
+        'clip_vloss': Key('bool', False, note='hold values near the old ones too, within clip_eps'),
         'minibatch_size': Key('int', 4, low=1, note='transitions'),
         'time_horizon': Key('int', low=1, note='env steps of each env between trainings'),
         'training_epoch': Key('int', low=1, note='passes over each batch'),
@@ -66,10 +67,11 @@ class PPO(ActorCritic):
         super().__init__(spec, world, seed, place, check)
 
     def train_on(self, batch):
-        advantages, targets = (x.flatten() for x in self.calc_advantages(batch))
+        advantages, targets = self.flat_advantages(batch)
         states, actions = batch.states.flatten(0, 1), batch.actions.flatten(0, 1)
         with torch.no_grad():
             old_log_probs = self.distribution(self.policy_output(states)).log_prob(actions)
+            old_values = self.values(states) if self.spec['clip_vloss'] else None
         losses, entropies, num_steps = [], [], 0
         for _ in range(self.spec['training_epoch']):
             for rows in self._minibatches(len(states)):
@@ -79,11 +81,24 @@ class PPO(ActorCritic):
                     pd.log_prob(actions[rows]), old_log_probs[rows], advantages[rows], self.clip_eps
                 )
                 policy_loss = policy_loss - self.entropy_weight * entropy
-                taken = self.step(policy_loss, self.value_loss(states[rows], targets[rows]))
+                old = None if old_values is None else old_values[rows]
+                taken = self.step(policy_loss, self.value_loss(states[rows], targets[rows], old))
                 num_steps += len(taken)
                 losses.append(sum(taken))
                 entropies.append(entropy.item())
         return Trained(float(np.mean(losses)), num_steps, float(np.mean(entropies))) if num_steps else NOT_TRAINED
+
+    def value_loss(self, states, targets, old_values=None):
+        """With the old values, the larger of the losses of V and of V held within clip_eps of its old value.
+
+        A move of V beyond that range brings nothing. Engstrom et al. 2020, section 3, "value function clipping".
+        """
+        if old_values is None:
+            return super().value_loss(states, targets)
+        values = self.values(states)
+        held = old_values + (values - old_values).clamp(-self.clip_eps, self.clip_eps)
+        errors = torch.max(self.value_errors(values, targets), self.value_errors(held, targets))
+        return self.spec['val_loss_coef'] * errors.mean()
 
     def _minibatches(self, size):
         """The rows of each minibatch, shuffled; the last may be smaller."""

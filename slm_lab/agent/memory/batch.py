@@ -32,6 +32,17 @@ class Layout(NamedTuple):
     action_shape: tuple
     action_dtype: np.dtype
 
+    @classmethod
+    def of(cls, observation_space, action_space):
+        """That of an env: 64-bit states are kept in 32 bits, as nets read them."""
+        is_discrete = type(action_space).__name__ in ('Discrete', 'MultiDiscrete', 'MultiBinary')
+        return cls(
+            tuple(observation_space.shape),
+            np.dtype(np.float32 if observation_space.dtype == np.float64 else observation_space.dtype),
+            tuple(action_space.shape),
+            np.dtype(np.int64 if is_discrete else np.float32),
+        )
+
     def allocate(self, leading):
         """{field: array of shape (*leading, …)}; untouched pages cost no memory until they are written."""
         shapes = {

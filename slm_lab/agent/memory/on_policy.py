@@ -9,9 +9,10 @@ from slm_lab.lib.registry import MEMORIES
 
 ON_POLICY_KEYS = {
     'name': Key('str'),
-    'batch_size': leftover('replays only'),
-    'max_size': leftover('replays only'),
-    'use_cer': leftover('replays only'),
+    **{
+        key: leftover('SIL and PPOSIL, of their replay')
+        for key in ('sil_replay_name', 'batch_size', 'max_size', 'use_cer', 'alpha', 'epsilon')
+    },
 }
 
 
@@ -149,3 +150,36 @@ class OnPolicyReplay(OnPolicyBatchReplay):
         super().load_state_dict(state)
         self.episodes = state['episodes']
         self.begins = np.array(state['begins'])
+
+
+@MEMORIES.register
+class OnPolicyCrossEntropy(OnPolicyReplay):
+    """OnPolicyReplay that hands over the best of the ended episodes alone: the elite of the cross-entropy method.
+
+    An episode stays when its return (the plain sum of its rewards) is at least the `cross_entropy` quantile of the
+    returns of all episodes that ended since the last training, with numpy's linear interpolation between two of them:
+    0.8 keeps about the best fifth, and always the best one. 1 keeps every episode. Rubinstein & Kroese 2004.
+
+    Spec example: {"name": "OnPolicyCrossEntropy", "cross_entropy": 0.8}
+    """
+
+    KEYS = {
+        **ON_POLICY_KEYS,
+        'cross_entropy': Key('number', 1.0, above=0, high=1, note='quantile of returns to reach; 1: keep all'),
+    }
+
+    def __init__(self, spec, layout, num_envs, rng):
+        super().__init__(spec, layout, num_envs, rng)
+        self.cross_entropy = spec['cross_entropy']
+
+    def sample(self, frame):
+        """Returns: a Batch of (B, …) tensors: the ended episodes of env 0 that are good enough, then of env 1, …"""
+        batch = super().sample(frame)
+        if self.cross_entropy == 1:
+            return batch
+        ends = ((batch.terminated + batch.truncated) > 0).numpy()
+        episodes = np.cumsum(ends) - ends  # of each step the number of its episode
+        returns = np.bincount(episodes, weights=batch.rewards.numpy())
+        is_elite = returns >= np.percentile(returns, 100 * self.cross_entropy)
+        rows = torch.from_numpy(is_elite[episodes])
+        return batch._replace(**{name: getattr(batch, name)[rows] for name in FIELDS})

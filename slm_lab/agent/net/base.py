@@ -3,6 +3,7 @@
 import torch
 from torch import nn
 
+from slm_lab.agent.distribution import LOG_SCALE_MAX, LOG_SCALE_MIN
 from slm_lab.agent.net import optim
 from slm_lab.lib.errors import SpecError, suggest
 from slm_lab.lib.keys import Key, leftover
@@ -74,6 +75,13 @@ NET_KEYS = {
     'hid_layers': Key('list', validate=check_sizes, note='sizes of the hidden layers'),
     'hid_layers_activation': Key('str|null', validate=build_activation, note='a torch activation'),
     'init_fn': Key('str|null', None, validate=_check_init_fn, note='a function of torch.nn.init'),
+    'log_std_init': Key(
+        'number|null',
+        None,
+        low=LOG_SCALE_MIN,
+        high=LOG_SCALE_MAX,
+        note='the log standard deviation that a continuous policy starts with',
+    ),
     'clip_grad_val': Key('number|null', None, above=0, note='the largest norm of the gradient'),
     'loss_spec': Key('dict', {'name': 'MSELoss'}, validate=build_loss),
     'optim_spec': Key('dict', {'name': 'Adam'}, validate=optim.check_spec),
@@ -98,11 +106,16 @@ def pick_device(gpu, place=0):
     return torch.device('cuda', place % torch.cuda.device_count())
 
 
-def build_layers(sizes, activation):
-    """Linear layers through `sizes`, an activation (or null) after each: in (B, sizes[0]) -> out (B, sizes[-1])."""
+def build_layers(sizes, activation, norm=None):
+    """Linear layers through `sizes`, an activation (or null) after each: in (B, sizes[0]) -> out (B, sizes[-1]).
+
+    Args: norm: makes a normalisation of n features, which stands between a linear layer and its activation.
+    """
     layers = []
     for n_in, n_out in zip(sizes[:-1], sizes[1:], strict=True):
         layers.append(nn.Linear(n_in, n_out))
+        if norm is not None:
+            layers.append(norm(n_out))
         if activation is not None:
             layers.append(build_activation(activation))
     return nn.Sequential(*layers)

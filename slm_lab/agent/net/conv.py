@@ -61,24 +61,35 @@ class ConvNet(HeadedNet):
     KEYS = {**CONV_KEYS, 'out_layer_activation': Key('str|null', None, validate=build_activation)}
 
     def build_torso(self, spec, in_dim):
-        if isinstance(in_dim, int) or len(in_dim) != 3:
-            raise SpecError(f'{type(self).__name__} takes images (channels, height, width); the env gives {in_dim}')
+        return self.build_image_layers(spec, in_dim, 0)
+
+    def build_image_layers(self, spec, image_shape, n_extra):
+        """Args: n_extra: further inputs that join the features between the convolutions and the hidden layers."""
+        if isinstance(image_shape, int) or len(image_shape) != 3:
+            raise SpecError(
+                f'{type(self).__name__} takes images (channels, height, width); the env gives {image_shape}'
+            )
         self.scale = 1 / 255 if spec['normalize'] else None
         activation = spec['hid_layers_activation']
-        self.conv_model = build_convolutions(spec['conv_hid_layers'], in_dim[0], activation, spec['batch_norm'])
+        self.conv_model = build_convolutions(spec['conv_hid_layers'], image_shape[0], activation, spec['batch_norm'])
         with torch.no_grad():
-            n = self.conv_model.eval()(torch.zeros(1, *in_dim)).numel()
+            n = self.conv_model.eval()(torch.zeros(1, *image_shape)).numel()
         self.conv_model.train()
-        sizes = [n, *spec['fc_hid_layers']]
+        sizes = [n + n_extra, *spec['fc_hid_layers']]
         if spec['fc_hid_layers']:
             self.fc_model = build_layers(sizes, activation)
         return sizes[-1]
 
-    def features(self, images):
+    def flat_image(self, images):
         if self.scale is not None:
             images = images * self.scale
-        features = self.conv_model(images).flatten(1)
+        return self.conv_model(images).flatten(1)
+
+    def hidden(self, features):
         return self.fc_model(features) if hasattr(self, 'fc_model') else features
+
+    def features(self, images):
+        return self.hidden(self.flat_image(images))
 
 
 @NETS.register
@@ -86,3 +97,41 @@ class DuelingConvNet(DuelingHeads, ConvNet):
     """ConvNet with dueling heads: images (B, C, H, W) -> Q values (B, out_dim)."""
 
     KEYS = {**CONV_KEYS, 'batch_norm': Key('bool', False, note='after every convolution but the first')}
+
+
+@NETS.register
+class QConvNet(ConvNet):
+    """Q(s, a) of images and actions: the action joins the flattened image before the hidden layers.
+
+    Forward takes images (B, C, H, W) and actions (B, n_actions); in_dim is (image shape, n_actions).
+    """
+
+    TAKES_ACTIONS = True
+
+    def build_torso(self, spec, in_dim):
+        image_shape, n_actions = in_dim
+        return self.build_image_layers(spec, image_shape, n_actions)
+
+    def features(self, images, actions):
+        return self.hidden(torch.cat([self.flat_image(images), actions], dim=-1))
+
+
+@NETS.register
+class FiLMQConvNet(ConvNet):
+    """Q(s, a) in which the action scales and shifts the image's features. Perez et al. 2018, FiLM, equation 1.
+
+    Scale and shift are sigmoids of linear layers of the action, as many as there are features.
+    Forward takes images (B, C, H, W) and actions (B, n_actions); in_dim is (image shape, n_actions).
+    """
+
+    TAKES_ACTIONS = True
+
+    def build_torso(self, spec, in_dim):
+        image_shape, n_actions = in_dim
+        n = self.build_image_layers(spec, image_shape, 0)
+        self.action_scale = build_layers([n_actions, n], 'sigmoid')
+        self.action_shift = build_layers([n_actions, n], 'sigmoid')
+        return n
+
+    def features(self, images, actions):
+        return self.action_scale(actions) * self.hidden(self.flat_image(images)) + self.action_shift(actions)

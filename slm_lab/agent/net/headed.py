@@ -1,8 +1,10 @@
 """A net is a torso, which turns its input into features, and linear heads on top."""
 
+import torch
 from torch import nn
 
 from slm_lab.agent.net.base import build_layers, init_weights
+from slm_lab.lib.errors import SpecError
 from slm_lab.lib.maths import dueling_q
 
 
@@ -15,7 +17,11 @@ class HeadedNet(nn.Module):
         spec: resolved net spec
         in_dim: what `build_torso` takes: a number of inputs, or the shape of an image or a sequence
         out_dim: int -> forward gives (B, out_dim); list -> a list of (B, n)
+
+    `TAKES_ACTIONS` marks the critics whose forward takes actions beside states; such a net cannot act.
     """
+
+    TAKES_ACTIONS = False
 
     def __init__(self, spec, in_dim, out_dim):
         super().__init__()
@@ -53,3 +59,30 @@ class DuelingHeads:
     def forward(self, *inputs):
         features = self.features(*inputs)
         return dueling_q(self.v(features), self.adv(features))
+
+
+@torch.no_grad()
+def set_log_std(net, log_std):
+    """Starts the log standard deviation of a continuous policy near `log_std` in every state.
+
+    The output's biases become `log_std`, and its weights a hundredth of what they were, so that states still part.
+
+    Args:
+        net: its heads are those of a continuous policy, [mean (B, d), log std (B, d)], or one (B, 2) when d is 1;
+            further heads, such as the value of a shared net, may follow.
+        log_std: natural logarithm of the standard deviation
+    Raises: SpecError where the heads are no such pair, or an activation follows them.
+    """
+    tails = list(net.model_tails) if hasattr(net, 'model_tails') else [net.model_tail]
+    linear = [[layer for layer in tail if isinstance(layer, nn.Linear)][-1] for tail in tails]
+    if len(linear) > 1 and linear[0].out_features == linear[1].out_features:
+        head, rows = 1, slice(None)
+    elif linear[0].out_features == 2:
+        head, rows = 0, slice(1, 2)
+    else:
+        widths = [layer.out_features for layer in linear]
+        raise SpecError(f'log_std_init: heads of {widths} outputs have no log standard deviation; omit the key')
+    if tails[head][-1] is not linear[head]:
+        raise SpecError('log_std_init: out_layer_activation would change the log standard deviation; omit one of them')
+    linear[head].bias[rows] = log_std
+    linear[head].weight[rows] *= 0.01

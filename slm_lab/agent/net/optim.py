@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from slm_lab.agent.net.optimizers import GlobalAdam, GlobalRMSprop, Lookahead
 from slm_lab.lib.errors import SpecError, suggest
 from slm_lab.lib.schedule import LearningRate
 
@@ -19,6 +20,7 @@ OPTIMIZERS = {
     for name, cls in vars(torch.optim).items()
     if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and name not in _UNUSABLE
 }
+OPTIMIZERS.update({cls.__name__: cls for cls in (GlobalAdam, GlobalRMSprop, Lookahead)})
 
 
 def check_spec(spec, where='optim_spec'):
@@ -26,22 +28,46 @@ def check_spec(spec, where='optim_spec'):
 
 
 def build_optimizer(params, spec, where='optim_spec'):
-    """A torch optimizer by name; all other keys of the spec are its keyword arguments.
+    """An optimizer by name; all other keys of the spec are its keyword arguments.
 
     It takes torch's fused path where the optimizer has one (1 kernel per step instead of one per parameter).
-    Raises: SpecError for an unknown name or arguments that torch refuses.
+    Lookahead keeps `alpha`, `k` and `optimizer` (RAdam), the name of its inner optimizer, which gets all other keys;
+    an inner optimizer that has an `alpha` too keeps its default.
+    Raises: SpecError for an unknown name or arguments that the optimizer refuses.
     """
     kwargs = {k: v for k, v in spec.items() if k != 'name'}
     name = spec.get('name')
-    if name not in OPTIMIZERS:
-        raise SpecError(f"{where}.name: optimizer '{name}' is unknown{suggest(name, OPTIMIZERS)}")
+    _check_name(name, OPTIMIZERS, f'{where}.name')
+    if name != 'Lookahead':
+        return _build(params, name, kwargs, where)
+    inner_name = kwargs.pop('optimizer', 'RAdam')
+    _check_name(inner_name, OPTIMIZERS.keys() - {'Lookahead'}, f'{where}.optimizer')
+    own = {k: kwargs.pop(k) for k in _LOOKAHEAD_KEYS if k in kwargs}
+    inner = _build(params, inner_name, kwargs, where, {*_LOOKAHEAD_KEYS, 'optimizer'})
+    try:
+        return Lookahead(inner, **own)
+    except ValueError as e:
+        raise SpecError(f'{where}.{e}') from None
+
+
+_LOOKAHEAD_KEYS = ('alpha', 'k')
+
+
+def _check_name(name, known, where):
+    if not isinstance(name, str) or name not in known:
+        raise SpecError(f"{where}: optimizer '{name}' is unknown{suggest(name, known)}")
+
+
+def _build(params, name, kwargs, where, other_keys=frozenset()):
+    """other_keys: what the spec may hold besides, for the error line on an unknown key."""
     cls = OPTIMIZERS[name]
     accepted = inspect.signature(cls).parameters.keys() - {'params'}
     unknown = [key for key in kwargs if key not in accepted]
     if unknown:
-        raise SpecError(f"{where}.{unknown[0]}: {name} takes no '{unknown[0]}'{suggest(unknown[0], accepted)}")
+        known = accepted | other_keys
+        raise SpecError(f"{where}.{unknown[0]}: {name} takes no '{unknown[0]}'{suggest(unknown[0], known)}")
     if 'fused' in accepted and not kwargs.keys() & {'fused', 'foreach', 'differentiable', 'capturable'}:
-        kwargs['fused'] = True
+        kwargs = {**kwargs, 'fused': True}
     try:
         return cls(params, **kwargs)
     except (TypeError, ValueError, RuntimeError) as e:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from slm_lab.agent.algorithm.actor_critic import split_net_spec
+from slm_lab.agent.algorithm.actor_critic import TargetScale, split_net_spec
 from slm_lab.agent.algorithm.base import World
 from slm_lab.agent.algorithm.ppo import clipped_policy_loss
 from slm_lab.agent.algorithm.reinforce import policy_loss
@@ -131,6 +131,43 @@ def test_ppo_goes_over_all_transitions_each_epoch_in_minibatches():
     assert done.opt_steps == 2 * 3 * 2  # epochs, minibatches, nets
     shared = built('PPO', net={'shared': True}, **PPO)
     assert shared.train_on(batch([1.0] * 7)).opt_steps == 2 * 3
+
+
+def test_value_targets_are_divided_by_their_running_deviation():
+    """Batches [1, 3] and [5, 7, 9]: the deviation of all five is √8. What is larger than 10 of them is cut."""
+    scale = TargetScale()
+    scale.add(torch.tensor([1.0, 3.0]))
+    assert scale(torch.tensor([2.0])).item() == 2.0  # a deviation of 1
+    scale.add(torch.tensor([5.0, 7.0, 9.0]))
+    values = torch.tensor([4.0, -4.0, 1000.0])
+    assert scale(values).tolist() == pytest.approx([4 / 8**0.5, -4 / 8**0.5, 10])
+    other = TargetScale()
+    other.load_state_dict(scale.state_dict())
+    assert other(values).tolist() == scale(values).tolist()
+
+
+def test_a_small_deviation_does_not_blow_values_up():
+    scale = TargetScale()
+    scale.add(torch.tensor([1.0, 1.1]))
+    assert scale(torch.tensor([3.0])).item() == 3.0
+
+
+def test_normalised_targets_are_counted_once_a_batch_and_used_by_the_loss():
+    a2c = with_identity_critic(built('ActorCritic', lam=None, num_step_returns=4, normalize_v_targets=True))
+    a2c.train_on(batch([4.0, 8.0, 12.0, 16.0], terminated=[1] * 4))
+    assert (a2c.target_scale.count, a2c.target_scale.mean) == (4, 10.0)
+    with_identity_critic(a2c)
+    errors = a2c.value_errors(torch.tensor([0.0]), torch.tensor([20.0**0.5]))
+    assert errors.item() == pytest.approx(1.0)  # the deviation of the targets is √20
+
+
+def test_a_held_value_counts_by_the_larger_of_two_losses():
+    """V(s) = s, eps 0.2. Old 1: V 2 is held at 1.2. Target 3: 1 and 3.24 give 3.24; target 0: 4 and 1.44 give 4."""
+    ppo = with_identity_critic(built('PPO', clip_vloss=True, **PPO))
+    assert ppo.clip_eps == pytest.approx(0.2)
+    loss = ppo.value_loss(torch.tensor([[2.0], [2.0]]), torch.tensor([3.0, 0.0]), torch.tensor([1.0, 1.0]))
+    assert loss.item() == pytest.approx(ppo.spec['val_loss_coef'] * (3.24 + 4) / 2)
+    assert ppo.train_on(batch([1.0] * 4)).opt_steps > 0
 
 
 def test_without_an_entropy_schedule_the_loss_is_finite_and_the_row_is_empty():

@@ -7,8 +7,9 @@ from agent_cases import add, memory
 from slm_lab.agent.memory.batch import FIELDS
 from slm_lab.lib.state import check_tree, first_difference, snapshot
 
-NAMES = ['Replay', 'PrioritizedReplay', 'OnPolicyBatchReplay', 'OnPolicyReplay']
+NAMES = ['Replay', 'PrioritizedReplay', 'OnPolicyBatchReplay', 'OnPolicyReplay', 'OnPolicyCrossEntropy']
 DUE = {'Replay': (3, 5), 'PrioritizedReplay': (3, 5), 'OnPolicyBatchReplay': (7,), 'OnPolicyReplay': (2,)}
+DUE['OnPolicyCrossEntropy'] = DUE['OnPolicyReplay']
 
 
 def run(memory, name, steps, start=0):
@@ -31,6 +32,7 @@ def run(memory, name, steps, start=0):
 def new(name, num_envs, seed):
     beta = {'name': 'linear_decay', 'start_val': 0.4, 'end_val': 1.0, 'end_step': 80}
     keys = {'alpha': 0.6, 'epsilon': 0.01, 'beta_spec': beta, 'use_cer': True} if name == 'PrioritizedReplay' else {}
+    keys = {'cross_entropy': 0.5} if name == 'OnPolicyCrossEntropy' else keys
     return memory(name, num_envs, seed, **keys)
 
 

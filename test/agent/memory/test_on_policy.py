@@ -6,6 +6,7 @@ import torch
 from agent_cases import add, fill, memory
 
 from slm_lab.agent.memory.batch import FIELDS
+from slm_lab.lib.errors import SpecError
 
 
 def ids(batch):
@@ -140,3 +141,56 @@ def test_transitions_of_a_replay_stand_alone():
     replay = memory('Replay', 2)
     fill(replay, 2)
     assert replay.cut([0, 1]) == 0 and not replay.arrays['truncated'].any()
+
+
+# --- the best episodes
+
+
+def elite(quantile, num_envs=1):
+    return memory('OnPolicyCrossEntropy', num_envs, cross_entropy=quantile)
+
+
+@pytest.mark.parametrize(
+    ('quantile', 'kept'),
+    [
+        (0.01, [2, 3, 4, 5, 6]),  # 10 + 0.03 · 40: above the least
+        (1 / 3, [2, 3, 4, 5, 6]),  # 50, which is reached
+        (0.5, [4, 5, 6]),  # (50 + 60) / 2
+        (0.7, [4, 5]),  # 60 + 0.1 · 30
+        (0.99, [4, 5]),
+        (1.0, [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_episodes_of_a_high_return_stay(quantile, kept):
+    """Rewards are 10 i: the episodes 0 1, 2 3, 4 5, 6 have returns 10, 50, 90, 60."""
+    best = elite(quantile)
+    fill(best, 7, terminated=[1, 5, 6], truncated=[3])
+    batch = best.sample(0)
+    assert ids(batch) == kept
+    assert batch.rewards.tolist() == [10.0 * i for i in kept] and batch.actions.tolist() == [i % 3 for i in kept]
+    assert all(len(getattr(batch, name)) == len(kept) for name in FIELDS)
+    assert (best.size, best.episodes, best.seen_size) == (0, 0, 7)
+
+
+def test_episodes_of_all_envs_compete_and_open_ones_wait():
+    """Two envs: 0 2 | 4 and 1 3 | 5 7 | with returns 20, 40, 120; 4 6 of env 0 still runs."""
+    best = elite(0.6, 2)
+    first = fill(best, 4, terminated=[2, 3], truncated=[7])
+    assert best.is_due(3)
+    assert ids(best.sample(0)) == [5, 7]  # the quantile lies at 40 + 0.2 · 80
+    fill(best, 1, first, terminated=[8])
+    assert ids(best.sample(0)) == [4, 6, 8]
+
+
+@pytest.mark.parametrize('quantile', [0.3, 0.999])
+def test_equal_returns_all_stay(quantile):
+    best = elite(quantile)
+    for _ in range(7):
+        add(best, 3, terminated=[3])
+    assert ids(best.sample(0)) == [3] * 7
+
+
+@pytest.mark.parametrize('quantile', [0, 1.1, None])
+def test_a_quantile_lies_above_0_and_at_most_at_1(quantile):
+    with pytest.raises(SpecError, match='memory.cross_entropy'):
+        elite(quantile)

@@ -3,8 +3,12 @@
 import pytest
 import torch
 from agent_cases import net_spec
+from torch import nn
+from torch.nn import functional
 
-from slm_lab.agent.net.mlp import DuelingMLPNet, MLPNet
+from slm_lab.agent.net.batch_renorm import BatchRenorm1d
+from slm_lab.agent.net.mlp import DuelingMLPNet, MLPNet, QMLPNet
+from slm_lab.lib.errors import SpecError
 
 
 def set_weights(net, **values):
@@ -75,3 +79,82 @@ def test_a_dueling_net_by_hand():
 def test_init_fn_reaches_every_layer(cls):
     net = cls(net_spec(cls.__name__, init_fn='zeros_'), 3, 2)
     assert all((parameter == 0).all() for parameter in net.parameters())
+
+
+# --- normalisation
+
+NORMS = ['layer_norm', 'batch_norm', 'batch_renorm']
+
+
+def test_without_normalisation_there_is_none():
+    kinds = [type(layer) for layer in MLPNet(net_spec(hid_layers=[8, 4]), 3, 2).model]
+    assert kinds == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU]
+
+
+@pytest.mark.parametrize('norm', NORMS)
+@pytest.mark.parametrize(('cls', 'torso'), [(MLPNet, 'model'), (DuelingMLPNet, 'model_body')])
+def test_normalisation_stands_between_a_linear_layer_and_its_activation(cls, torso, norm):
+    """Batch renorm is batch norm at first, so both normalise a first batch alike."""
+    torch.manual_seed(0)
+    net = cls(net_spec(cls.__name__, hid_layers=[8, 4], **{norm: True}), 3, 2)
+    layers = getattr(net, torso)
+    assert [type(layers[i]) for i in (0, 2, 3, 5)] == [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU] and len(layers) == 6
+    x = torch.randn(16, 3)
+    expected = x
+    for i in (0, 3):
+        hidden = functional.linear(expected, layers[i].weight, layers[i].bias)
+        if norm == 'layer_norm':
+            hidden = functional.layer_norm(hidden, hidden.shape[-1:])
+        else:
+            hidden = functional.batch_norm(hidden, None, None, training=True)
+        expected = torch.relu(hidden)
+    torch.testing.assert_close(net.features(x), expected)
+
+
+@pytest.mark.parametrize('norm', NORMS)
+def test_a_critic_normalises_states_and_actions_together(norm):
+    torch.manual_seed(0)
+    spec = {'hid_layers': [8], norm: True}
+    critic, plain = QMLPNet(net_spec('QMLPNet', **spec), (3, 2), 1), MLPNet(net_spec(**spec), 5, 1)
+    plain.load_state_dict(critic.state_dict())
+    states, actions = torch.randn(6, 3), torch.randn(6, 2)
+    assert torch.equal(critic(states, actions), plain(torch.cat([states, actions], dim=1)))
+
+
+@pytest.mark.parametrize('norm', NORMS)
+@pytest.mark.parametrize('cls', [MLPNet, DuelingMLPNet])
+def test_normalised_nets_take_one_state_and_steps_of_several_envs(cls, norm):
+    net = cls(net_spec(cls.__name__, **{norm: True}), 3, 2)
+    assert net(torch.randn(1, 3)).shape == (1, 2)
+    assert net(torch.randn(5, 4, 3)).shape == (5, 4, 2)
+
+
+def test_the_settings_of_batch_renorm_reach_it():
+    chosen = {'momentum': 0.5, 'r_max': 2, 'warmup_steps': 7}
+    layer = MLPNet(net_spec(batch_renorm=chosen), 3, 2).model[1]
+    assert isinstance(layer, BatchRenorm1d)
+    assert (layer.momentum, layer.r_max, layer.d_max, layer.warmup_steps, layer.eps) == (0.5, 2, 5, 7, 1e-5)
+    plain = MLPNet(net_spec(batch_renorm={}), 3, 2).model[1]
+    assert isinstance(plain, BatchRenorm1d) and plain.warmup_steps == 10000
+    assert not net_spec(batch_renorm=False)['batch_renorm']
+
+
+@pytest.mark.parametrize(
+    ('value', 'wanted'),
+    [
+        ({'r_maxx': 2}, "batch_renorm.r_maxx: key 'r_maxx' is unknown.*r_max"),
+        ({'r_max': 0.5}, 'batch_renorm.r_max: 0.5 is too small'),
+        ({'momentum': 0}, 'batch_renorm.momentum: 0 is too small'),
+        ({'eps': 0}, 'batch_renorm.eps: 0 is too small'),
+        ('renorm', "batch_renorm: 'renorm' is not of the type"),
+    ],
+)
+def test_wrong_settings_of_batch_renorm_are_refused(value, wanted):
+    with pytest.raises(SpecError, match=wanted):
+        net_spec(batch_renorm=value)
+
+
+@pytest.mark.parametrize('pair', [('layer_norm', 'batch_norm'), ('layer_norm', 'batch_renorm'), NORMS[1:]])
+def test_two_normalisations_are_refused(pair):
+    with pytest.raises(SpecError, match=f'MLPNet: {pair[0]} and {pair[1]} exclude each other'):
+        MLPNet(net_spec(**dict.fromkeys(pair, True)), 3, 2)

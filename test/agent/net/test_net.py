@@ -16,6 +16,8 @@ from slm_lab.agent.net.base import (
     init_weights,
     pick_device,
 )
+from slm_lab.agent.net.headed import set_log_std
+from slm_lab.agent.net.mlp import MLPNet
 from slm_lab.lib.errors import SpecError
 
 
@@ -116,6 +118,44 @@ def test_without_an_init_fn_torch_s_own_stays():
     net = build_layers([4, 4], 'relu')
     init_weights(net, None, 'relu')
     assert all(torch.equal(net.state_dict()[k], v) for k, v in expected.items())
+
+
+# --- log standard deviations
+
+
+@pytest.mark.parametrize(
+    ('out_dim', 'head', 'rows'),
+    [
+        ([3, 3], 1, [0, 1, 2]),
+        ([2, 2], 1, [0, 1]),
+        ([3, 3, 1], 1, [0, 1, 2]),  # shared with a critic
+        (2, 0, [1]),
+        ([2, 1], 0, [1]),  # one action, shared with a critic
+    ],
+)
+def test_log_std_init_sets_the_second_parameter_of_a_continuous_policy(out_dim, head, rows):
+    net = MLPNet(net_spec(), 5, out_dim)
+    tails = list(net.model_tails) if isinstance(out_dim, list) else [net.model_tail]
+    before = [(tail[0].weight.detach().clone(), tail[0].bias.detach().clone()) for tail in tails]
+    set_log_std(net, -1.5)
+    for i, (tail, (weight, bias)) in enumerate(zip(tails, before, strict=True)):
+        if i == head:
+            weight[rows] /= 100
+            bias[rows] = -1.5
+        torch.testing.assert_close(tail[0].weight, weight)
+        assert torch.equal(tail[0].bias, bias)
+    assert all(parameter.requires_grad for parameter in net.parameters())
+
+
+@pytest.mark.parametrize('out_dim', [3, 1, [3, 1], [1]])
+def test_heads_without_a_log_std_are_refused(out_dim):
+    with pytest.raises(SpecError, match='log_std_init: heads of .* have no log standard deviation'):
+        set_log_std(MLPNet(net_spec(), 5, out_dim), 0.0)
+
+
+def test_log_std_init_is_refused_before_an_output_activation():
+    with pytest.raises(SpecError, match='out_layer_activation would change'):
+        set_log_std(MLPNet(net_spec(out_layer_activation='tanh'), 5, [3, 3]), 0.0)
 
 
 # --- device
