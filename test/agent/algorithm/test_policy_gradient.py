@@ -257,3 +257,31 @@ def test_keys_of_a_target_net_that_nothing_reads_are_said(name, net, unread):
     values, ignored = ALGORITHMS.get(name).resolve_net(net, 'net')
     assert ignored == [f'net.{key}' for key in unread]
     assert values['polyak_coef'] == (None if unread else 0.1)
+
+
+@pytest.mark.parametrize(('shape', 'shared'), [((1,), False), ((1,), True), ((3,), False), ((3,), True)])
+def test_a_continuous_policy_starts_with_the_deviation_that_is_asked_for(shape, shared):
+    ppo = built('PPO', space=spaces.Box(-2, 2, shape), net={'shared': shared, 'log_std_init': -1.0}, **PPO)
+    stddev = ppo.distribution(ppo.policy_output(torch.tensor([[0.5], [-0.5]]))).base_dist.stddev
+    torch.testing.assert_close(stddev, torch.full_like(stddev, math.exp(-1)), rtol=0.02, atol=0)
+
+
+def test_only_a_distribution_with_a_deviation_can_start_with_one():
+    for name, space in (('Categorical', spaces.Discrete(2)), ('Beta', spaces.Box(-2, 2, (1,)))):
+        with pytest.raises(SpecError, match=f'log_std_init: {name} has no standard deviation'):
+            built('PPO', space=space, net={'log_std_init': -1.0}, action_pdtype=name, **PPO)
+
+
+@pytest.mark.parametrize('norm', ['batch_norm', 'batch_renorm'])
+def test_acting_and_evaluating_move_no_running_statistics_and_training_does(norm):
+    ppo = built('PPO', net={'hid_layers': [4], norm: True}, **PPO)
+
+    def statistics():
+        return {name: value.clone() for name, value in ppo.net.named_buffers()}
+
+    before = statistics()
+    for evaluating in (False, True):
+        ppo.act(np.float32([[5.0], [7.0], [9.0]]), evaluating)
+    assert all(torch.equal(value, before[name]) for name, value in statistics().items())
+    ppo.train_on(batch([1.0] * 4))
+    assert not any(torch.equal(value, before[name]) for name, value in statistics().items())
