@@ -81,3 +81,12 @@ def test_equal_with_each_cell(cell, tmp_path, fresh):
     raw = raw_spec('DQN', 'PrioritizedReplay', 'RecurrentNet', 4, nets=nets)
     del raw['agent'][0]['net']['hid_layers']
     check_resume(tmp_path, raw, fresh, StopAt(HALF))
+
+
+@pytest.mark.parametrize('algorithm', ['ActorCritic', 'PPO'])
+def test_equal_with_a_running_scale_of_values(algorithm, tmp_path, fresh):
+    raw = policy_spec(algorithm, 'OnPolicyBatchReplay', 0, 'MLPNet', True, 4, 'continuous')
+    raw['agent'][0]['algorithm'].update(
+        {'normalize_v_targets': True, 'clip_vloss': True} if algorithm == 'PPO' else {'normalize_v_targets': True}
+    )
+    check_resume(tmp_path, raw, fresh, StopAt(HALF))

@@ -19,7 +19,7 @@ CASES = [
 
 def soft_spec(algorithm, memory, net, num_envs, env, algo=(), nets=(), **parts):
     keys = {'action_pdtype': 'default', 'action_policy': 'default', 'explore_var_spec': None}
-    keys.update(training_iter=2, training_start_step=40, policy_delay=2, alpha_lr=0.005)
+    keys.update(training_iter=3, training_start_step=40, policy_delay=2, alpha_lr=0.005)  # 3: also an odd count
     keys.update(algo)
     nets = {**NETS[net], **dict(nets)}
     agent = {}
