@@ -21,7 +21,31 @@ INSTALL_REQUIRES = [
     'psutil>=5.9,<8',
 ]
 
+# Environments by family; all are wheels, but for gym, which is Python alone. What gymnasium's own extras would add for
+# the same is left out: sources that need swig, and OpenCV with windows.
 EXTRAS_REQUIRE = {
+    'atari': [
+        'ale-py>=0.11,<1',
+        'opencv-python-headless>=4.10,<6',
+    ],
+    'box2d': [
+        'box2d==2.3.10',
+    ],
+    'mujoco': [
+        'mujoco>=3.1,<5',
+        'imageio>=2.14.1,<3',
+    ],
+    'vizdoom': [
+        'vizdoom>=1.3,<2',
+    ],
+    'gym': [
+        'gym==0.26.2',
+    ],
+    # search, and many machines
+    'ray': [
+        'ray[tune]>=2.40,<3',
+        'optuna>=4.0,<6',
+    ],
     'test': [
         'pytest>=8.0,<10',
         'pytest-xdist>=3.5,<4',
@@ -31,7 +55,21 @@ EXTRAS_REQUIRE = {
     ],
 }
 
+# extras that bring others along
+EXTRAS_BRING = {
+    'envs': ['atari', 'box2d', 'mujoco', 'vizdoom', 'gym'],
+    'test': ['atari', 'box2d', 'mujoco', 'gym', 'ray'],
+}
+
 HERE = Path(__file__).parent
+
+
+def whole_extras() -> dict[str, list[str]]:
+    """What pip sees: each extra with all that it brings along."""
+    whole = {name: list(lines) for name, lines in EXTRAS_REQUIRE.items()}
+    for name, others in EXTRAS_BRING.items():
+        whole.setdefault(name, []).extend(line for other in others for line in EXTRAS_REQUIRE[other])
+    return whole
 
 
 def read_version() -> str:
@@ -50,6 +88,6 @@ setup(
     package_data={'slm_lab': ['spec/**/*.json']},
     py_modules=['run_lab'],
     install_requires=INSTALL_REQUIRES,
-    extras_require=EXTRAS_REQUIRE,
+    extras_require=whole_extras(),
     entry_points={'console_scripts': ['slm-lab = run_lab:main']},
 )

@@ -13,7 +13,7 @@ import re
 
 from slm_lab.lib import files
 from slm_lab.lib.errors import LabError
-from slm_lab.spec import spec_util
+from slm_lab.spec import spec_util, templates
 
 
 def specs_of(tree):
@@ -26,11 +26,13 @@ def specs_of(tree):
 
 
 def reason_of(name, spec):
-    """The line with which a spec is refused, without its own name; None if it passes."""
+    """The line with which a spec is refused, without its own name; None if it passes, a template with all its specs."""
     try:
-        spec_util.prepare({**spec_util.copy_of(spec), 'name': name})
+        specs = templates.expand(name, spec) if templates.is_template(spec) else {name: spec}
+        for each, values in specs.items():
+            spec_util.prepare({**spec_util.copy_of(values), 'name': each})
     except LabError as e:
-        return str(e).replace(name, 'SPEC')
+        return re.sub(rf'{re.escape(name)}[\w.+=-]*', 'SPEC', str(e))
     return None
 
 

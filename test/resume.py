@@ -25,6 +25,7 @@ import torch
 
 from slm_lab.experiment import resume
 from slm_lab.experiment.session import Session
+from slm_lab.experiment.stop import StopRequest
 from slm_lab.lib.state import WALL_CLOCK, first_difference, snapshot
 from slm_lab.spec import spec_util
 
@@ -95,22 +96,24 @@ def session_spec(folder, raw, session=0):
 # --- runs
 
 
-class StopAt:
+class StopAt(StopRequest):
     """Stops a session at the first frame from `frame` on that lies `inside` an episode of every env, or `between` two:
     where an episode has just ended (of some env, if there are several)."""
 
     def __init__(self, frame, where=None):
+        super().__init__()
         self.frame, self.where, self.session = frame, where, None
 
     def __call__(self):
         if self.session.clock.frame < self.frame:
             return False
-        begun = [slot.state_dict()['actions'].size for slot in self.session.env.unwrapped.slots]
-        return {None: True, 'inside': all(begun), 'between': not all(begun)}[self.where]
+        if self.where is None:
+            return True
+        begun = [slot['actions'].size for slot in self.session.env.state_dict()['slots']]
+        return all(begun) if self.where == 'inside' else not all(begun)
 
 
-def never():
-    return False
+never = StopRequest()
 
 
 def build(spec, stop=never, store=None, mode='train'):
@@ -126,12 +129,18 @@ def result_of(session):
     return {'tree': snapshot(session.state_dict()), 'train_df': body.train_df, 'eval_df': body.eval_df}
 
 
+def closed(session, result):
+    """The result of a session that is done with: workers of its env would hold the pipes of the fresh process open."""
+    session.close()
+    return result
+
+
 def run_to(spec, stop=never, store=None, mode='train'):
     """Trains a new session until it stops or ends. Returns: `result_of` it"""
     session = build(spec, stop, store, mode)
     spec_util.save(spec) if store is None else None
     session.run()
-    return result_of(session)
+    return closed(session, result_of(session))
 
 
 def go_on(spec, stop=never, mode='train'):
@@ -140,14 +149,15 @@ def go_on(spec, stop=never, mode='train'):
     restored = resume.restore_session(session)
     loaded = snapshot(session.state_dict())
     session.run()
-    return {**result_of(session), 'loaded': loaded, 'exact': restored.exact, 'missing': restored.missing}
+    result = {**result_of(session), 'loaded': loaded, 'exact': restored.exact, 'missing': restored.missing}
+    return closed(session, result)
 
 
 def load_only(spec):
     """Returns: the state tree of a session straight after it was restored"""
     session = build(spec)
     resume.restore_session(session)
-    return snapshot(session.state_dict())
+    return closed(session, snapshot(session.state_dict()))
 
 
 def uninterrupted(spec):

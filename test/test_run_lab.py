@@ -48,8 +48,8 @@ def test_a_number_of_arguments_that_means_nothing_is_refused(lab, count):
         ('train@', ['after the @', "'latest'"]),
         ('enjoy', ['needs a run', 'enjoy@<run folder>']),
         ('verify', ['needs a run', 'verify@<run folder>']),
-        ('search', ["'search' is not built yet"]),
-        ('search@latest', ["'search' is not built yet"]),
+        ('search', ["key 'search' is missing or empty"]),
+        ('search@latest', ["no run of spec 'tiny'"]),
         ('train@latest', ["no run of spec 'tiny'"]),
         ('train@nowhere', ["no run 'nowhere'"]),
     ],
@@ -92,7 +92,7 @@ def test_an_unknown_file_or_spec_is_refused_with_the_nearest(lab, args, wanted):
         ('env', 'gravityy', 3, ['does not take this keyword', 'env.0.gravityy']),
         ('env', 'name', 'Pendulum-v1', ['DQN takes discrete actions; the env has Box']),
         ('net', 'load', 'x', ["key 'load' is unknown"]),
-        ('top', 'spec_params', {'env': ['a']}, ['spec_params', 'not built yet']),
+        ('top', 'spec_params', {'env': ['a']}, ['spec_params.env', "no string of the spec uses '${env}'"]),
     ],
 )
 def test_a_wrong_key_is_one_line_and_nothing_is_created(lab, place, key, value, wanted):
@@ -134,10 +134,17 @@ def test_help_names_every_form_mode_and_exit_status(capsys):
         main(['--help'])
     assert exit_.value.code == 0
     text = capsys.readouterr().out
-    for mode in ('dev', 'train', 'train@RUN', 'dev@RUN', 'search', 'enjoy@RUN', 'verify@RUN'):
+    for mode in ('dev', 'train', 'train@RUN', 'dev@RUN', 'search', 'search@RUN', 'enjoy@RUN', 'verify@RUN'):
         assert re.search(rf'^\s.*\b{mode}', text, re.MULTILINE), mode
-    assert re.search(r'search .*not built', text)
-    for word in ('JOB.json', 'SPEC_FILE SPEC_NAME MODE', '--stop-after', '130/143/138', 'load_net', 'latest'):
+    for word in (
+        'JOB.json',
+        'SPEC_FILE SPEC_NAME MODE',
+        '--stop-after',
+        '--force',
+        '130/143/138',
+        'load_net',
+        'latest',
+    ):
         assert word in text
 
 
@@ -156,6 +163,28 @@ def test_a_time_limit_stops_with_status_0_and_the_command_that_resumes(lab):
     resumed = lab.run(*args)
     assert resumed.status == 0
     assert lab.frame() == 120
+
+
+# --- --force
+
+
+def test_a_run_that_cannot_fit_is_refused_unless_it_is_forced(lab):
+    code = """
+import slm_lab.experiment.memory_estimate as m
+m.available = lambda: m.Available(100 * m.MB)
+"""
+    little_memory = [('slm_lab.experiment.memory_estimate', '', 1, code)]
+    refused = lab.train(hooks=little_memory)
+    assert_refused(lab, refused, 'not enough memory: it takes about', '100 MB are there', '--force')
+    life = lab.train_with('--force', hooks=little_memory)
+    assert life.status == 0, life.output
+    assert lab.frame() == 120
+    # the command that resumes it would be refused too, without the flag
+    lab.write_spec(max_frame=180, log_frequency=60)
+    assert lab.train('train@latest', hooks=little_memory).status == 2
+    _, args = resume_command(life.output)
+    assert lab.run(*args, hooks=little_memory).status == 0
+    assert lab.frame() == 180
 
 
 # --- where things are
@@ -203,8 +232,7 @@ def test_without_arguments_it_runs_the_jobs_of_the_checkout(lab):
     hooks = [('slm_lab.experiment.session', 'Session.run', 1, 'os.kill(os.getpid(), signal.SIGTERM)')]
     life = lab.run(hooks=hooks)
     assert life.status == 143
-    (folder,) = lab.data.iterdir()
-    assert folder.name.startswith('dqn_cartpole_')
+    assert sorted(p.name[:-18] for p in lab.data.iterdir()) == ['dqn_cartpole', 'experiments']
     assert resume_command(life.output)[1][2].startswith('dev@')
 
 
@@ -236,8 +264,8 @@ def test_a_signal_stops_the_jobs_and_not_only_the_one_that_runs(lab):
     hooks = [('slm_lab.agent.agent', 'Agent.act', 70, 'os.kill(os.getpid(), signal.SIGUSR1)')]
     life = lab.run(job, hooks=hooks)
     assert life.status == 128 + signal.SIGUSR1
-    assert lab.frame() == 70
-    assert [p.name[:5] for p in lab.data.iterdir()] == ['tiny_']
+    assert 'complete checkpoints: session 0 at frame 70' in life.output
+    assert sorted(p.name[:-18] for p in lab.data.iterdir()) == ['job', SPEC_NAME]
 
 
 # --- the run folder

@@ -4,6 +4,7 @@ import ast
 import contextlib
 import os
 import re
+import runpy
 import sys
 from importlib import metadata
 from pathlib import Path
@@ -17,13 +18,18 @@ ROOT = Path(__file__).parents[1]
 
 
 def read_lists():
-    """INSTALL_REQUIRES and EXTRAS_REQUIRE as written in setup.py, without running it."""
+    """INSTALL_REQUIRES, EXTRAS_REQUIRE and EXTRAS_BRING as written in setup.py, without running it."""
     tree = ast.parse((ROOT / 'setup.py').read_text())
     values = {node.targets[0].id: node.value for node in tree.body if isinstance(node, ast.Assign)}
-    return ast.literal_eval(values['INSTALL_REQUIRES']), ast.literal_eval(values['EXTRAS_REQUIRE'])
+    return [ast.literal_eval(values[name]) for name in ('INSTALL_REQUIRES', 'EXTRAS_REQUIRE', 'EXTRAS_BRING')]
 
 
-INSTALL, EXTRAS = read_lists()
+INSTALL, EXTRAS, BRING = read_lists()
+TEST = EXTRAS['test'] + [line for extra in BRING['test'] for line in EXTRAS[extra]]
+ALL = INSTALL + [line for lines in EXTRAS.values() for line in lines]
+
+# packages that are imported under another name
+IMPORTED_AS = {'opencv-python-headless': 'cv2'}
 
 
 def by_name(lines):
@@ -51,16 +57,25 @@ def test_environment_yml_lists_what_setup_lists():
     text = (ROOT / 'environment.yml').read_text()
     pip_section = text.split('- pip:\n')[1]
     listed = re.findall(r'^ +- (.+)$', pip_section, re.MULTILINE)
-    assert listed == INSTALL + EXTRAS['test']
+    assert listed == INSTALL + TEST
     assert re.findall(r'channels:\n((?:  - .+\n)+)', text) == ['  - conda-forge\n']
 
 
 def test_each_package_is_listed_once():
-    lines = INSTALL + [line for extra in EXTRAS.values() for line in extra]
-    assert len(by_name(lines)) == len(lines)
+    assert len(by_name(ALL)) == len(ALL)
 
 
-@pytest.mark.parametrize('line', INSTALL + EXTRAS['test'])
+def test_pip_gets_each_extra_with_what_it_brings(monkeypatch):
+    told = {}
+    monkeypatch.setattr('setuptools.setup', lambda **arguments: told.update(arguments))
+    runpy.run_path(str(ROOT / 'setup.py'))
+    assert told['install_requires'] == INSTALL
+    assert told['extras_require']['test'] == TEST
+    assert told['extras_require']['atari'] == EXTRAS['atari']
+    assert sorted(told['extras_require']['envs'] + INSTALL + EXTRAS['test'] + EXTRAS['ray']) == sorted(ALL)
+
+
+@pytest.mark.parametrize('line', ALL)
 def test_constraint_lies_in_the_range(line):
     req = Requirement(line)
     tried = read_constraints()[canonicalize_name(req.name)]
@@ -88,18 +103,18 @@ def needed_names(lines):
 def test_constraints_leave_no_package_open():
     pinned = {name for name, req in read_constraints().items() if req.marker is None or req.marker.evaluate()}
     added_by_gpu_builds = {name for name in needed_names(['torch']) if name.startswith(('nvidia', 'cuda', 'triton'))}
-    assert needed_names(INSTALL + EXTRAS['test']) - added_by_gpu_builds - pinned == set()
+    assert needed_names(ALL) - added_by_gpu_builds - pinned == set()
 
 
 def test_every_range_has_both_ends():
-    for line in INSTALL + EXTRAS['test']:
+    for line in ALL:
         operators = {spec.operator for spec in Requirement(line).specifier}
         assert operators in ({'=='}, {'>=', '<'}), line
 
 
 def test_every_import_is_listed():
     for_users = INSTALL + [line for extra, lines in EXTRAS.items() if extra != 'test' for line in lines]
-    listed = {name.replace('-', '_') for name in by_name(for_users)}
+    listed = {IMPORTED_AS.get(name, name).replace('-', '_') for name in by_name(for_users)}
     for path in [*(ROOT / 'slm_lab').rglob('*.py'), ROOT / 'run_lab.py']:
         missing = third_party_imports(path.read_text()) - listed
         assert not missing, f'{path.relative_to(ROOT)} imports {sorted(missing)}, which setup.py does not list'

@@ -4,6 +4,8 @@ Importing this registers them. Everything random is drawn from `np_random`, whic
 episode goes on; episodes end by termination after 10 to 25 steps, as drawn at the reset, or at the time limit before.
 """
 
+import os
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -87,5 +89,17 @@ class TinyMultiBinary(_TinyVector):
         return 0.5 * np.array([action[0] - action[2], action[1] - action[2]], dtype=np.float64)
 
 
-for env_class in (TinyImage, TinyMultiDiscrete, TinyMultiBinary):
+class TinyUnseeded(_TinyVector):
+    """Draws from the operating system, whatever the seed."""
+
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=int.from_bytes(os.urandom(4)))
+
+    def push(self, action):
+        return np.full(2, action - 0.5)
+
+
+for env_class in (TinyImage, TinyMultiDiscrete, TinyMultiBinary, TinyUnseeded):
     gymnasium.register(f'{env_class.__name__}-v0', env_class, max_episode_steps=20)

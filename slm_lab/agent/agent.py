@@ -12,7 +12,7 @@ class Agent:
 
     Args:
         spec: the resolved spec {agent, env, meta}
-        env: gives observation_space, action_space, num_envs
+        env: gives observation_space, action_space, num_envs, frames_per_state
         seed: the session's seed
         place: counts sessions across a machine; picks the GPU
         check: dev mode: verify every train step
@@ -24,7 +24,7 @@ class Agent:
         world = World(env.observation_space, env.action_space, env.num_envs)
         memory_class = MEMORIES.get(agent_spec['memory']['name'])
         memory_rng = rng_lib.generator(seed, 'memory')
-        layout = Layout.of(env.observation_space, env.action_space)
+        layout = Layout.of(env.observation_space, env.action_space, env.frames_per_state)
         self.memory = memory_class(agent_spec['memory'], layout, world.num_envs, memory_rng)
         self.algorithm = ALGORITHMS.get(agent_spec['algorithm']['name'])(agent_spec, world, seed, place, check)
         self.body = Body(rigorous_eval=bool(spec['meta']['rigorous_eval']))

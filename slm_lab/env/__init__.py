@@ -1,22 +1,25 @@
 """The env room: `make_env` builds from a spec the vector env that an agent acts in.
 
 - clock: frames, episodes, optimizer steps
-- registration: names, gymnasium's environments, and errors about them
+- registration: from names to environments, and errors about them
+- atari, vizdoom, legacy_gym: environments that need work to fit in
 - slot: one environment that can be brought back in the middle of an episode
-- vector: N slots that step together
+- vector, workers: N slots that step together, in this process or in others
 - wrapper: returns, observation statistics, frame stacks, reward scaling
 
-Specs count env keys from `env.0`; what is no key of the lab goes to `gymnasium.make` as a keyword.
+Specs count env keys from `env.0`; what is no key of the lab goes to `make` as a keyword.
 """
 
 import difflib
 import functools
 import logging
 
+from slm_lab.env import vizdoom
 from slm_lab.env.clock import Clock
 from slm_lab.env.registration import can_display, current_id, make_single
 from slm_lab.env.slot import probe
 from slm_lab.env.vector import Step, VectorEnv
+from slm_lab.env.workers import count_cpus
 from slm_lab.env.wrapper.stateful import FrameStack, NormalizeState, RunningStatistics, TrackReturn
 from slm_lab.env.wrapper.transform import ApplyStatistics, ScaleReward
 from slm_lab.lib.errors import SpecError
@@ -27,8 +30,11 @@ __all__ = ['KEYS', 'Clock', 'Step', 'check_env_spec', 'make_env', 'make_raw', 'w
 
 logger = logging.getLogger('slm_lab.env')
 
+RESUME_MODES = ('replay', 'fresh', 'native', 'episode')
+
 KEYS = {
-    'name': Key('str', note='a gymnasium id'),
+    'name': Key('str', note='an id'),
+    'module': Key('str|null', None, note='a module of your own that registers the id; imported wherever it is made'),
     'frame_op': Key('str|null', None, choices=(None, 'concat', 'stack'), note='how the last frames become one'),
     'frame_op_len': Key('int|null', None, low=1, note='how many frames'),
     'normalize_state': Key('bool', False, note='standardise observations with running statistics'),
@@ -36,9 +42,10 @@ KEYS = {
     'num_envs': Key('int', 1, low=1, note='slots that step together'),
     'max_t': Key('int|null', None, low=1, note="steps per episode; null: the environment's own limit"),
     'max_frame': Key('int', low=1, note='training budget in frames, summed over the slots'),
-    'resume': Key('str', 'auto', choices=('auto', 'replay', 'fresh', 'episode'), note='how an episode is resumed'),
+    'resume': Key('str', 'auto', choices=('auto', *RESUME_MODES), note='how an episode is resumed'),
+    'vector': Key('str', 'auto', choices=('auto', 'sync', 'async'), note='slots in this process, or in workers'),
+    'cfg_name': Key('str|null', None, note=f"the scenario of the old id '{vizdoom.OLD_ID}'"),
     'image_downsize': leftover(),
-    'cfg_name': leftover(),
     'unity': leftover(),
 }
 
@@ -56,17 +63,26 @@ def env(env_spec, where):
 
 
 def what_is_made(env_spec):
-    """(id, max_t, keywords) with which gymnasium makes the environment of an env spec, which need not be complete."""
+    """(id, max_t, keywords) with which the environment of an env spec is made; the spec need not be complete.
+
+    Raises: SpecError for an old ViZDoom spec without a known scenario.
+    """
     kwargs = {key: value for key, value in env_spec.items() if key not in KEYS}
-    return current_id(env_spec['name']), env_spec.get('max_t'), kwargs
+    name = env_spec['name']
+    if env_spec.get('module') is not None:
+        return name, env_spec.get('max_t'), kwargs  # what the user registers is no old id, whatever it is called
+    if name == vizdoom.OLD_ID:
+        name, old_meaning = vizdoom.current_scenario(env_spec.get('cfg_name'), 'env.0')
+        kwargs = {**old_meaning, **kwargs}
+    return current_id(name), env_spec.get('max_t'), kwargs
 
 
 def make_raw(env_spec, where='env.0', render=False):
-    """One environment as the spec names it, with its keywords and time limit, without any wrapper of the lab.
+    """One environment as the spec names it, with its keywords and time limit, without the lab's vector wrappers.
 
     Raises: SpecError
     """
-    return make_single(*what_is_made(env_spec), render, where)
+    return make_single(*what_is_made(env_spec), render, where, env_spec.get('module'))
 
 
 def make_env(spec, seed, *, evaluating=False, train_env=None, num_envs=None, render=False):
@@ -84,9 +100,16 @@ def make_env(spec, seed, *, evaluating=False, train_env=None, num_envs=None, ren
     Raises: SpecError
     """
     where = f'{spec["name"]} > env.0' if spec.get('name') else 'env.0'
-    values, kwargs, _ = _read(spec['env'][0], where)
+    values, _, _ = _read(spec['env'][0], where)
     frame_op, frame_op_len = _frame_op(spec, values, where)
-    build = functools.partial(make_single, current_id(values['name']), values['max_t'], kwargs, where=where)
+    name, _, kwargs = what_is_made(spec['env'][0])
+    if name != values['name'] and train_env is None:
+        logger.info("env '%s' is an old id, running '%s'", values['name'], name)
+    # a life that is lost ends an episode in training alone: returns that are compared are those of whole games
+    life_loss = not evaluating
+    build = functools.partial(
+        make_single, name, values['max_t'], kwargs, where=where, module=values['module'], life_loss=life_loss
+    )
     inner = VectorEnv(
         values['name'],
         build,
@@ -95,6 +118,10 @@ def make_env(spec, seed, *, evaluating=False, train_env=None, num_envs=None, ren
         resume=values['resume'],
         probe=train_env.unwrapped.resume_mode if train_env else functools.partial(probe, build, seed),
         build_first=functools.partial(build, render=True) if render and _has_display(values['name']) else None,
+        vector=values['vector'],
+        # one slot says nothing about where several should be
+        pick=train_env.unwrapped.vector_mode if train_env and train_env.num_envs > 1 else None,
+        cpus=_cpus_per_session(spec),
     )
     wrapped = TrackReturn(inner)
     if values['normalize_state'] and evaluating:
@@ -109,16 +136,21 @@ def make_env(spec, seed, *, evaluating=False, train_env=None, num_envs=None, ren
 
 
 def _read(env_spec, where):
-    """Returns: (values of the lab's keys with defaults, keywords for gymnasium.make, places of ignored keys)."""
+    """Returns: (values of the lab's keys with defaults, keywords for make, places of ignored keys)."""
     kwargs = {key: value for key, value in env_spec.items() if key not in KEYS} if isinstance(env_spec, dict) else {}
     for key in kwargs:
-        close = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.8)
+        # close, but not as close as ALE's keyword 'mode' is to 'module'
+        close = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.82)
         if close:
             raise SpecError(f"{where}.{key}: key '{key}' is unknown; did you mean '{close[0]}'?")
         if key in ('max_episode_steps', 'id', 'disable_env_checker'):
             raise SpecError(f"{where}.{key}: the lab sets this itself; use 'max_t' for the length of an episode")
     checked = read_keys(KEYS, env_spec, where, others=kwargs)
     values = checked.values
+    if values['name'] == vizdoom.OLD_ID:
+        vizdoom.current_scenario(values['cfg_name'], where)
+    elif 'cfg_name' in env_spec:
+        checked.ignored.append(f'{where}.cfg_name')
     if isinstance(values['reward_scale'], str) and values['reward_scale'] != 'sign':
         raise SpecError(f"{where}.reward_scale: '{values['reward_scale']}' is unknown; it is a number, 'sign' or null")
     if (values['frame_op'] is None) != (values['frame_op_len'] is None):
@@ -145,6 +177,12 @@ def _statistics(train_env, wrapped):
             return train_env.statistics
         train_env = train_env.env
     return RunningStatistics(wrapped.observation_space.shape)
+
+
+def _cpus_per_session(spec):
+    """A trial's sessions run side by side, as many at once as there are CPUs."""
+    cpus = count_cpus()
+    return cpus // min(spec.get('meta', {}).get('max_session', 1), cpus)
 
 
 def _has_display(name):

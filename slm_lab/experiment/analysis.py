@@ -225,6 +225,26 @@ def draw_trial(spec, metrics):
     return _draw(graphs, title, f'{meta["graph_prepath"]}_trial_graph')
 
 
+def draw_multi_trial(spec, metrics_of):
+    """Draws the trials of a search over one another.
+
+    Args:
+        spec: the experiment's
+        metrics_of: {label of a trial: its metrics, as of `calc_trial_metrics`}
+    Returns False, having logged why, when they cannot be written.
+    """
+    graphs = []
+    for suffix, smooth in (('', _plain), ('_ma', _moving_average)):
+        for name, time in GRAPHS:
+            lines = [
+                (label, m['local'][time], *_mean_and_std([smooth(series) for series in m['local'][name]]))
+                for label, m in metrics_of.items()
+            ]
+            graphs.append((f'{name}{suffix}', time, viz.means_figure, (lines,)))
+    title = f'multi trial graph: {spec["name"]}'
+    return _draw(graphs, title, f'{spec["meta"]["graph_prepath"]}_multi_trial_graph')
+
+
 def _draw(graphs, title, prepath):
     """Writes `{prepath}_{name}_vs_{time}` as HTML and PNG; those of mean returns also into the run folder itself.
 

@@ -64,7 +64,8 @@ class Saved(NamedTuple):
 class Generation:
     """One checkpoint on disk.
 
-    `lost_rings` names the rings (paths in the state tree) whose segments are damaged: they are restored empty.
+    `lost_rings` names the rings (paths in the state tree) whose segments are damaged: they are restored empty, and so
+    are those that lie beside one in the tree, for the part that they belong to needs all of them.
     `lost_best`: the best nets are damaged.
     """
 
@@ -176,7 +177,7 @@ class CheckpointStore:
             live_tree: state tree of the part, freshly built, that will load the result. The rows of its rings are
                 overwritten in place; nothing is changed if one of them does not fit.
         Returns: the state tree. A ring in it has the very arrays of the ring in `live_tree`, and the saved `written`
-            (0 for a lost one).
+            (0 for a lost one). Only one that grows has new arrays, where the saved one had another capacity.
 
         Raises: ResumeError when rings do not fit; LabError when a file turns out to be damaged after all.
         """
@@ -187,9 +188,10 @@ class CheckpointStore:
         self._base = None
         rings = {}
         for path, ring in live.items():
-            lost = path in generation.lost_rings
-            rings[path] = Ring(ring.arrays, 0 if lost else saved[path]['written'])
-            if not lost:
+            if path in generation.lost_rings:
+                rings[path] = Ring(ring.arrays, 0, 0 if ring.grows else None)
+            else:
+                rings[path] = _to_fill(ring, saved[path])
                 self._read_ring(rings[path], saved[path]['segments'])
         tree = unpack_tree(packed, rings)
         self._base = _what_is_left(generation)
@@ -250,6 +252,7 @@ class CheckpointStore:
                 'capacity': ring.capacity,
                 'layout': ring.layout(),
                 'written': ring.written,
+                'first_row': ring.first_row,
                 'segments': segments,
             }
         state = f'{stem}_{_STATE}'
@@ -343,9 +346,7 @@ class CheckpointStore:
                 generation = None
             elif bad:
                 generation.lost_best = bool(manifest['best']) and manifest['best']['file'] in bad
-                generation.lost_rings = [
-                    path for path, ring in manifest['rings'].items() if any(s['file'] in bad for s in ring['segments'])
-                ]
+                generation.lost_rings = _lost_rings(manifest['rings'], bad)
             return generation, list(bad.items())
         except _Unreadable as e:
             return None, [(name, str(e))]
@@ -409,11 +410,28 @@ def _check_rings(saved, live, whose):
             ('capacity', saved[path]['capacity'], ring.capacity),
             ('layout', saved[path]['layout'], ring.layout()),
         ):
-            if was != now:
+            if was != now and not (what == 'capacity' and ring.grows):
                 raise ResumeError(
                     f'{whose}: {path} has {what} {was}, but {now} with this spec; '
                     'restore the value in the spec, or start a new run'
                 )
+
+
+def _to_fill(ring, saved):
+    """The saved ring, in the live arrays if they are as long."""
+    if not ring.grows:
+        return Ring(ring.arrays, saved['written'])
+    arrays, capacity = ring.arrays, saved['capacity']
+    if capacity != ring.capacity:
+        arrays = {name: np.zeros((capacity, *a.shape[1:]), a.dtype) for name, a in arrays.items()}
+    return Ring(arrays, saved['written'], saved['first_row'])
+
+
+def _lost_rings(rings, bad_files):
+    """The paths of the rings with a damaged segment and of those beside them."""
+    damaged = [path for path, ring in rings.items() if any(s['file'] in bad_files for s in ring['segments'])]
+    parents = {path.rpartition('.')[0] for path in damaged}
+    return [path for path in rings if path.rpartition('.')[0] in parents]
 
 
 def _what_is_left(generation):

@@ -48,10 +48,22 @@ def open_run(prename, spec_file, spec_name, mode):
         logger.warning('%s is gone; the copy in %s is used', spec_file, for_display(folder))
         spec = spec_util.prepare(spec_util.copy_of(saved), timestamp)
     spec['meta']['predir'] = str(folder)
-    changes = resume_rules.compare(spec_util.resolve(saved), spec_util.resolve(spec), furthest_frame(folder))
+    was, now, frame = spec_util.resolve(saved), spec_util.resolve(spec), furthest_frame(folder)
+    changes = resume_rules.compare(was, now, frame)
+    _check_share(was, now, frame)
     if spec['meta'].get('random_seed') is None:
         spec['meta']['random_seed'] = saved['meta'].get('random_seed')
     return spec_util.override_spec(spec, mode), folder, changes
+
+
+def _check_share(was, now, frame):
+    """The workers of a Hogwild run divide max_frame: a change must not leave one less than it has trained."""
+    share, sessions = spec_util.session_max_frame(now), now['meta']['max_session']
+    if now['meta']['distributed'] and share < min(frame, spec_util.session_max_frame(was)):
+        raise ResumeError(
+            f'max_frame {now["env"]["max_frame"]} leaves each of {sessions} workers {share} frames, and one has '
+            f'trained {frame} already; raise env.max_frame to {frame * sessions} or more'
+        )
 
 
 def _is_shipped(spec_file):
@@ -98,7 +110,7 @@ def furthest_frame(folder):
 def is_finished(spec):
     """Whether a session's newest checkpoint says that it has reached the spec's max_frame."""
     generation = store_of(spec).find().generation
-    max_frame = spec_util.resolve(spec)['env']['max_frame']
+    max_frame = spec_util.session_max_frame(spec_util.resolve(spec))
     return generation is not None and generation.final and generation.frame >= max_frame
 
 
@@ -113,6 +125,12 @@ class Restored:
     exact: bool
     parts: list
     missing: list = field(default_factory=list)
+
+
+NOT_EXACT = (
+    'exactness (Hogwild: nets and optimizers are the newest of all workers, and the order of their steps is not '
+    'repeated)'
+)
 
 
 def restore_session(session):
@@ -161,6 +179,8 @@ def _restore_checkpoint(session, generation):
     if generation.lost_best:
         missing.append('the best nets (damaged)')
         session.agent.body.best_total_reward_ma = -math.inf  # so that the next good ones are kept
+    if session.resolved['meta']['distributed']:
+        missing.append(NOT_EXACT)
     best = session.store.best(generation)
     if best is not None:  # the classic copies may be newer than the checkpoint: of frames that are lost
         model_files.publish_best(session.spec['meta'], best['nets'])

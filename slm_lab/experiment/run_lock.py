@@ -25,11 +25,13 @@ class RunLock:
     A lock left behind by a process that died on this host is taken over. Processes forked inside the block share the
     lock and keep it until they end too; programs started inside it do not.
 
+    Args:
+        trial: index, of a trial that a search runs: the search holds the folder, each of its trials one of these
     Raises: LabError when another living process, or one on another host, holds it.
     """
 
-    def __init__(self, folder):
-        self.path = Path(folder) / 'lock'
+    def __init__(self, folder, trial=None):
+        self.path = Path(folder) / ('lock' if trial is None else f'lock_t{trial}')
         self._descriptor = self._pid = None
 
     def __enter__(self):

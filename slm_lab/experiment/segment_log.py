@@ -2,11 +2,13 @@
 
 Layout of a segment file: `MAGIC`, then chunks, each a header (number of the array in name order, rows, first row, bytes
 that follow) and one zstd frame with that many consecutive rows of that one array, so that like bytes lie together. No
-chunk crosses the end of the ring: it is compressed from the ring's own memory and decompressed straight into it.
+chunk crosses the end of the ring: it is compressed from the ring's own memory and decompressed straight into it. Only
+of a ring that has grown since, a chunk may lie over the end and is read by way of a copy.
 """
 
 import struct
 
+import numpy as np
 import zstandard
 
 from slm_lab.lib.errors import LabError
@@ -39,7 +41,7 @@ def plan_segment(ring, saved):
     """
     if (
         saved is None
-        or saved['capacity'] != ring.capacity
+        or (saved['capacity'] != ring.capacity and not ring.grows)
         or saved['layout'] != ring.layout()
         or saved['written'] > ring.written
     ):
@@ -93,18 +95,29 @@ def read_segment(file, ring, start, stop, first_row):
         index, rows, row, length = _HEADER.unpack(header)
         if index >= len(arrays) or row != next_row[index] or rows == 0 or row + rows > stop:
             raise SegmentError(f'holds rows {row} to {row + rows} of array {index} where others belong')
-        slot = row % ring.capacity
-        if slot + rows > ring.capacity:
+        spans = ring.slots(row, row + rows)
+        if rows > ring.capacity or (len(spans) > 1 and not ring.grows):
             raise SegmentError(f'holds a chunk at row {row} that crosses the end of the ring')
         next_row[index] += rows
         packed = file.read(length)
         if len(packed) < length:
             raise SegmentError('ends inside a chunk')
         if row + rows > first_row:
-            _unpack(decompressor, packed, arrays[index][slot : slot + rows])
+            _unpack_into(decompressor, packed, arrays[index], spans)
         del packed
     if any(row != stop for row in next_row):
         raise SegmentError(f'ends before row {stop}')
+
+
+def _unpack_into(decompressor, packed, array, spans):
+    if len(spans) == 1:
+        _unpack(decompressor, packed, array[spans[0]])
+        return
+    first, last = spans
+    length = first.stop - first.start
+    rows = np.empty((length + last.stop, *array.shape[1:]), array.dtype)
+    _unpack(decompressor, packed, rows)
+    array[first], array[last] = rows[:length], rows[length:]
 
 
 def _unpack(decompressor, packed, rows):

@@ -38,14 +38,15 @@ class Session:
     Args:
         spec: a checked spec, ticked to a session
         mode: `train` or `dev` (checks every train step, renders), or `enjoy` (plays, writes nothing)
-        stop: StopRequest; asked once per step
+        stop: StopRequest, or any function; asked once per step
         store: where checkpoints go; None: the run folder's; False: nowhere (nothing at all is written)
     """
 
     def __init__(self, spec, mode='train', stop=None, store=None):
         self.spec, self.mode, self.stop = spec, mode, stop or StopRequest()
+        self.tell_of_row = getattr(self.stop, 'row_logged', lambda row: None)
         self.resolved = spec_util.resolve(spec)
-        meta, env_spec = self.resolved['meta'], self.resolved['env']
+        meta = self.resolved['meta']
         self.index = max(spec['meta']['session'], 0)
         torch.set_num_threads(meta['torch_num_threads'])
         if meta['random_seed'] is None:
@@ -59,8 +60,9 @@ class Session:
         is_playing = mode == 'enjoy'
         num_envs = 1 if is_playing else None
         self.env = make_env(spec, env_seed, evaluating=is_playing, num_envs=num_envs, render=renders)
-        self.clock = Clock(env_spec['max_frame'], self.env.num_envs)
-        place = trial * meta['max_session'] + self.index + spec['meta'].get('cuda_offset', 0)
+        self.clock = Clock(spec_util.session_max_frame(self.resolved), self.env.num_envs)
+        on_one_gpu = bool(meta['distributed'])  # that of the first session, where the global nets lie
+        place = trial * meta['max_session'] + (0 if on_one_gpu else self.index) + spec['meta'].get('cuda_offset', 0)
         self.agent = Agent(self.resolved, self.env, seed, place, check=mode == 'dev')
         num_eval_envs = 0 if is_playing else meta['rigorous_eval']
         self.eval_env = self._build_eval_env(num_eval_envs, rng_lib.derive_seed(seed, 'evaluation'))
@@ -120,10 +122,11 @@ class Session:
             self.add_eval_row()
             self.evaluated_frame = frame
         if logs:
-            self.add_train_row()
+            row = self.add_train_row()
             self.logged_frame = frame
             if frame < self.clock.max_frame:  # else `finish` saves
                 self.save()
+                self.tell_of_row(row)
         frequencies = [self.log_frequency] + [self.eval_frequency] * (self.eval_env is not None)
         return min((frame // f + 1) * f for f in frequencies)
 

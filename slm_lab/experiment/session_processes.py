@@ -11,7 +11,7 @@ from multiprocessing import reduction, resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 
-from slm_lab.experiment import model_files, resume
+from slm_lab.experiment import hogwild, model_files, resume
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.stop import SIGNALS, StopRequest
 from slm_lab.lib import logger as lab_logger
@@ -33,10 +33,10 @@ class SessionResult:
     signal: int = None  # that stopped it
 
 
-def run_guarded(spec, mode, stop, resumes):
+def run_guarded(spec, mode, stop, resumes, shared=None, store=None):
     """`run_session`, with what went wrong in the log and in the result."""
     try:
-        return run_session(spec, mode, stop, resumes)
+        return run_session(spec, mode, stop, resumes, shared, store)
     except LabError as e:
         logger.error('%s', e)
         return SessionResult(error=str(e), crashed=isinstance(e, MachineError))
@@ -46,16 +46,23 @@ def run_guarded(spec, mode, stop, resumes):
         return SessionResult(error=f'{type(e).__name__}: {e}; the traceback is in {log}', crashed=True)
 
 
-def run_session(spec, mode, stop, resumes):
-    """Runs one session from start or checkpoint to finish or stop, in this process. Returns: SessionResult"""
+def run_session(spec, mode, stop, resumes, shared=None, store=None):
+    """Runs one session from start or checkpoint to finish or stop, in this process. Returns: SessionResult
+
+    Args:
+        shared: global nets, for a worker of a Hogwild trial (`hogwild.build`)
+        store: of the checkpoints, as of Session; not for a Hogwild worker
+    """
     lab_logger.setup(f'{spec["meta"]["log_prepath"]}.log')
     spec_util.save(spec)
-    session = Session(spec, mode, stop)
+    session = Session(spec, mode, stop, store) if shared is None else hogwild.Worker(spec, mode, stop, shared)
     restored = resume.restore_session(session) if resumes else None
-    if restored is None:
+    if shared is not None:
+        session.join(restored is not None)
+    if restored is None and shared is None:
         for path in load_net(session):
             logger.info('Starting from the trained nets of %s', path)
-    else:
+    if restored is not None:
         resume.add_history(
             Path(spec['meta']['prepath']).parent,
             spec['name'],
@@ -90,12 +97,16 @@ class SessionProcesses:
         spec: the trial's
         mode, stop, resumes: as of Trial
         lock: the RunLock of the run folder, which each process holds too
+        shared: as of `run_session`. The workers of a Hogwild trial all run at a time, whatever the CPUs.
     """
 
-    def __init__(self, spec, mode, stop, resumes, lock):
+    def __init__(self, spec, mode, stop, resumes, lock, shared=None):
         self.spec, self.mode, self.stop, self.resumes, self.lock = spec, mode, stop, resumes, lock
+        self.shared = shared
         self.context = multiprocessing.get_context('spawn')
         self.limit = max(1, int(count_cpus() / spec['meta'].get('num_cpus', 1)))
+        if spec['meta'].get('distributed'):
+            self.limit = spec['meta'].get('max_session', 1)
         self.running = {}  # connection to the session -> (its index, its process)
         self.results = {}
         self.forwarded = False
@@ -119,7 +130,7 @@ class SessionProcesses:
     def _start(self, spec):
         receiver, sender = self.context.Pipe(duplex=False)
         lock = _Lock(self.lock.descriptor)
-        args = (spec, self.mode, self.stop.deadline, self.resumes, sender, os.getpid(), lock)
+        args = (spec, self.mode, self.stop.deadline, self.resumes, sender, os.getpid(), lock, self.shared)
         process = self.context.Process(target=_session_process, args=args, name=f'session {spec["meta"]["session"]}')
         self.stop.children.append(process)
         # a signal that comes before the child can take it waits until it can
@@ -173,9 +184,9 @@ class _Lock:
         return reduction.DupFd(self.descriptor).detach, ()
 
 
-def _session_process(spec, mode, deadline, resumes, sender, parent, lock):
+def _session_process(spec, mode, deadline, resumes, sender, parent, lock, shared):
     stop = StopRequest(deadline, parent).install(ignore_interrupt=True)
-    result = run_guarded(spec, mode, stop, resumes)
+    result = run_guarded(spec, mode, stop, resumes, shared)
     with contextlib.suppress(BrokenPipeError):  # its parent is gone
         sender.send(result)
     sender.close()

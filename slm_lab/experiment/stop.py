@@ -25,11 +25,12 @@ class StopRequest:
         self._signalled_at = None
         self.timed_out = False
         self.orphaned = False
+        self.given_up = False
         self.children = []  # processes to end when the user insists
 
     def __call__(self):
         """Whether to stop now."""
-        if self.signal is not None:
+        if self.signal is not None or self.given_up:
             return True
         if self._is_late():
             self.timed_out = True
@@ -38,6 +39,9 @@ class StopRequest:
             self.orphaned = True
             return True
         return False
+
+    def row_logged(self, row):
+        """Told of each row of training, once its checkpoint is on disk: who watches may give the run up."""
 
     def _is_late(self):
         return self.deadline is not None and time.time() >= self.deadline
@@ -51,6 +55,8 @@ class StopRequest:
     def reason(self):
         if self.signal is not None:
             return signal.Signals(self.signal).name
+        if self.given_up:
+            return 'the scheduler'
         # sessions keep the time themselves: they may have stopped before anybody asked here
         return 'the time limit' if self.timed_out or self._is_late() else 'the end of its parent process'
 

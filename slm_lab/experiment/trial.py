@@ -1,4 +1,4 @@
-"""Trial: the sessions of one spec, side by side in processes of their own."""
+"""Trial: the sessions of one spec, side by side in processes of their own, or on the nodes of a cluster."""
 
 import logging
 import re
@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slm_lab.experiment import analysis, resume, retro_analysis
+from slm_lab.experiment import analysis, cluster, hogwild, memory_estimate, resume, retro_analysis, search
 from slm_lab.experiment.run_lock import RunLock, is_alive
 from slm_lab.experiment.session import Session
 from slm_lab.experiment.session_processes import SessionProcesses, load_net, run_guarded
@@ -43,35 +43,48 @@ class Trial:
         stop: StopRequest that sessions heed
         resumes: whether the run folder may hold sessions to go on from
         changes: the changes of the spec since, for the history
+        force: start also where memory will not do
+        index: of a trial of a search, to which the run folder belongs; None: of the one trial of a run
     """
 
-    def __init__(self, spec, mode='train', stop=None, resumes=False, changes=()):
-        self.spec, self.mode, self.resumes, self.changes = spec, mode, resumes, changes
-        self.stop = stop or StopRequest()
+    def __init__(self, spec, mode='train', stop=None, resumes=False, changes=(), force=False, index=None):
+        self.spec, self.mode, self.resumes, self.changes, self.force = spec, mode, resumes, changes, force
+        self.stop, self.index = stop or StopRequest(), index
+        self.on_cluster = cluster.is_wanted(spec, mode, self.stop)
         meta = spec['meta']
         if meta.get('random_seed') is None:
             meta['random_seed'] = secrets.randbelow(2**31)
         spec_util.set_paths(spec)
         self.folder = Path(meta['prepath']).parent
         self.experiment_spec = spec_util.copy_of(spec)
+        if index is not None:
+            meta['trial'] = index - 1
         spec_util.tick(spec, 'trial')
 
     def run(self):
         """Returns: Outcome. Raises: LabError when a session failed; the work of the others is kept."""
+        if self.on_cluster:
+            search.require_ray('RAY_ADDRESS' if search.joins_cluster() else 'meta.ray', 'ray')
         if not self.resumes:
+            memory_line = self._check_memory(self.spec['meta'].get('max_session', 1))
             self._try_to_build()
         self._make_folder()
-        with RunLock(self.folder) as self.lock:
-            sweep(self.folder)
+        with RunLock(self.folder, self.index) as self.lock:
+            if self.index is None:
+                sweep(self.folder)
             lab_logger.setup(f'{self.spec["meta"]["log_prepath"]}.log')
             specs = [spec_util.session_spec(self.spec, i) for i in range(self.spec['meta'].get('max_session', 1))]
             todo = [s for s in specs if not (self.resumes and is_complete(s))]
             if self.resumes:
                 for spec in todo:
                     resume.check_resumable(spec)
+                cluster.revoke(todo)
+                memory_line = self._check_memory(len(todo)) if todo else None
             self._write_specs()
             self._announce(specs, todo)
-            results = self._run_sessions(todo)
+            if memory_line:
+                logger.info('%s', memory_line)
+            results = self._run_sessions(todo, specs)
             self._raise_failures(results)
             finished = all(result.finished for result in results.values())
             frames = {index: result.frame for index, result in results.items() if result.frame is not None}
@@ -79,9 +92,20 @@ class Trial:
             metrics = self._analyze(specs, results) if finished and self.stop.signal is None else {}
         return Outcome(finished, frames, metrics)
 
+    def _check_memory(self, num_sessions):
+        """Returns: a line on what the sessions take and what is there. Raises: NotEnoughMemory, unless it is forced"""
+        limit = SessionProcesses(self.spec, self.mode, self.stop, self.resumes, None).limit
+        if self.on_cluster and search.joins_cluster():  # of this machine it takes what building one takes
+            limit = 1
+        self.needed = memory_estimate.estimate(self.spec, min(num_sessions, limit))
+        return memory_estimate.check(self.needed, self.force)
+
     def _try_to_build(self):
         """Builds a session and lets it go: a new run that cannot start says so before it leaves anything on disk."""
-        session = Session(spec_util.session_spec(self.spec, 0), store=False)
+        try:
+            session = Session(spec_util.session_spec(self.spec, 0), store=False)
+        except MemoryError:  # the system does not even promise it
+            raise memory_estimate.refusal(self.needed, forced=self.force, reserves=True) from None
         load_net(session)
         session.close()
 
@@ -102,7 +126,8 @@ class Trial:
             raise LabError(f'{self.folder}: the run folder cannot be made: {e.strerror}') from None
 
     def _write_specs(self):
-        spec_util.save(self.experiment_spec)
+        if self.index is None:
+            spec_util.save(self.experiment_spec)
         spec_util.save(self.spec)
         if self.resumes:
             self._add_history('resume', changes=[list(row) for row in self.changes])
@@ -125,14 +150,18 @@ class Trial:
 
     # --- sessions
 
-    def _run_sessions(self, specs):
+    def _run_sessions(self, specs, all_specs):
         """{session index: SessionResult}"""
-        if len(specs) == 1:
-            spec = specs[0]
-            return {spec['meta']['session']: run_guarded(spec, self.mode, self.stop, self.resumes)}
         if not specs:
             return {}
-        return SessionProcesses(self.spec, self.mode, self.stop, self.resumes, self.lock).run(specs)
+        if self.on_cluster:
+            return cluster.ClusterSessions(self.spec, self.mode, self.stop, self.resumes).run(specs)
+        is_hogwild = bool(self.spec['meta'].get('distributed'))
+        if len(specs) == 1 and not is_hogwild:
+            spec = specs[0]
+            return {spec['meta']['session']: run_guarded(spec, self.mode, self.stop, self.resumes)}
+        shared = hogwild.build(all_specs, self.resumes, load_net) if is_hogwild else None
+        return SessionProcesses(self.spec, self.mode, self.stop, self.resumes, self.lock, shared).run(specs)
 
     def _raise_failures(self, results):
         failed = {index: result for index, result in results.items() if result.error}

@@ -5,7 +5,7 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
-from slm_lab.experiment import retro_analysis
+from slm_lab.experiment import resume, retro_analysis
 from slm_lab.experiment.session import Session, store_of
 from slm_lab.lib.errors import LabError, ResumeError
 from slm_lab.lib.paths import for_display
@@ -45,6 +45,11 @@ def verify_run(folder, stop):
     Raises: ResumeError when no session has two complete checkpoints, or when its env cannot be brought back exactly;
         Stopped.
     """
+    if resume.read_saved_spec(Path(folder))['meta'].get('distributed'):
+        raise ResumeError(
+            f'{for_display(folder)}: its workers trained the same nets at the same time (meta.distributed), in an '
+            'order that cannot be repeated; there is nothing to verify'
+        )
     verdicts = []
     for session in retro_analysis.find_sessions(folder):
         verdict = _verify_session(retro_analysis.located_spec(session), session.name, stop)

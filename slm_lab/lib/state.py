@@ -28,19 +28,26 @@ class Ring:
     Row r, counted from the first row ever written, lies in slot `r % capacity`; the rows before the last `capacity`
     are gone. A checkpoint therefore needs to write only the rows since the one before.
 
+    A ring that grows is one whose owner gives it a larger capacity, and its rows other slots, before it would overwrite
+    a row that is needed. It tells the oldest row that it has, for it has fewer than its capacity when it has just
+    grown; and what loads it takes over its capacity.
+
     Args:
         arrays: {name: array of shape (capacity, …)}
         written: rows written so far
+        first_row: of a ring that grows, the oldest row that is there; it never goes back
     """
 
-    def __init__(self, arrays, written):
+    def __init__(self, arrays, written, first_row=None):
         self.arrays, self.written = arrays, int(written)
         self.capacity = len(next(iter(arrays.values())))
+        self.grows = first_row is not None
+        self._first_row = first_row
 
     @property
     def first_row(self):
         """The oldest row that is still there."""
-        return max(0, self.written - self.capacity)
+        return int(self._first_row) if self.grows else max(0, self.written - self.capacity)
 
     def layout(self):
         """{name: [dtype, shape of one row]}: what two rings must share for one to be read into the other."""
@@ -93,7 +100,7 @@ def snapshot(tree):
     if isinstance(tree, np.ndarray):
         return tree.copy()
     if isinstance(tree, Ring):
-        return Ring({k: a.copy() for k, a in tree.arrays.items()}, tree.written)
+        return Ring({k: a.copy() for k, a in tree.arrays.items()}, tree.written, tree.first_row if tree.grows else None)
     return tree
 
 

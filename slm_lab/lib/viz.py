@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import logging
 import math
+import re
 import threading
 from pathlib import Path
 
@@ -29,22 +30,91 @@ def line_figure(x, y, x_title, y_title, title):
 def mean_figure(x, mean, std, x_title, y_title, title):
     """A figure of a mean line in a band of one standard deviation to each side (no band where std is not finite)."""
     figure = _figure(x_title, y_title, title)
-    points = [(a, m, s) for a, m, s in zip(x, mean, std, strict=False) if _is_finite(m) and _is_finite(s)]
-    if points:
-        band_x = [a for a, _, _ in points]
-        upper, lower = [m + s for _, m, s in points], [m - s for _, m, s in points]
-        figure.add_scatter(
-            x=band_x + band_x[::-1],
-            y=upper + lower[::-1],
-            fill='toself',
-            fillcolor=_color(0).replace('rgb', 'rgba').replace(')', ',0.15)'),
-            line={'color': 'rgba(0,0,0,0)'},
-            hoverinfo='skip',
-            name='±1 std',
-        )
+    _add_band(figure, x, mean, std, 0, name='±1 std')
     x, mean = _finite_points(x, mean)
     figure.add_scatter(x=x, y=mean, mode='lines', line={'width': 1.5, 'color': _color(0)}, name='mean')
     return figure
+
+
+def _add_band(figure, x, mean, std, color_index, name=None):
+    """Without a name the band is not in the legend."""
+    points = [(a, m, s) for a, m, s in zip(x, mean, std, strict=False) if _is_finite(m) and _is_finite(s)]
+    if not points:
+        return
+    band_x = [a for a, _, _ in points]
+    upper, lower = [m + s for _, m, s in points], [m - s for _, m, s in points]
+    figure.add_scatter(
+        x=band_x + band_x[::-1],
+        y=upper + lower[::-1],
+        fill='toself',
+        fillcolor=_color(color_index).replace('rgb', 'rgba').replace(')', ',0.15)'),
+        line={'color': 'rgba(0,0,0,0)'},
+        hoverinfo='skip',
+        name=name,
+        showlegend=name is not None,
+    )
+
+
+def means_figure(lines, x_title, y_title, title):
+    """A figure of several mean lines, each in its band and with its own colour.
+
+    Args:
+        lines: [(label, x, mean, std)]
+    """
+    figure = _figure(x_title, y_title, title)
+    for i, (label, x, mean, std) in enumerate(lines):
+        _add_band(figure, x, mean, std, i)
+        x, mean = _finite_points(x, mean)
+        figure.add_scatter(x=x, y=mean, mode='lines', line={'width': 1.5, 'color': _color(i)}, name=label)
+    return figure
+
+
+def grid_figure(columns, rows, color, title):
+    """A grid of scatter plots: a row for each of `rows` over a column for each of `columns`, a point for each trial.
+
+    Args:
+        columns: {title: values, numbers or texts}
+        rows: {title: numbers}
+        color: numbers that points are coloured by, dark for large ones
+    """
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(
+        rows=len(rows), cols=len(columns), shared_yaxes=True, vertical_spacing=0.2 / len(rows), horizontal_spacing=0.04
+    )
+    finite = [value for value in color if _is_finite(value)] or [0.0]
+    low, high = min(finite), max(finite)
+    scale = {'colorscale': 'YlGnBu', 'cmin': low - 0.5 * (high - low), 'cmax': high if high > low else low + 1}
+    for j, (x_title, x) in enumerate(columns.items(), start=1):
+        for i, (y_title, y) in enumerate(rows.items(), start=1):
+            points = [(a, b, c) for a, b, c in zip(x, y, color, strict=True) if _is_finite(b) and _is_finite(c)]
+            a, b, c = zip(*points, strict=True) if points else ((), (), ())
+            figure.add_scatter(
+                x=a, y=b, mode='markers', marker={'color': c, 'size': 8, **scale}, showlegend=False, row=i, col=j
+            )
+            if j == 1:
+                figure.update_yaxes(title_text=y_title, row=i, col=j)
+            if any(isinstance(value, str) for value in x):
+                figure.update_xaxes(type='category', row=i, col=j)
+        figure.update_xaxes(title_text=_wrapped(x_title), row=len(rows), col=j)
+    figure.update_layout(
+        template='none',
+        title={'text': title, 'font': {'size': 14}},
+        width=100 + 300 * len(columns),
+        height=200 + 300 * len(rows),
+        margin={'l': 80, 'r': 30, 't': 60, 'b': 100},
+    )
+    return figure
+
+
+def _wrapped(text, width=20):
+    """Lines of a dotted place, parted before dots."""
+    lines = ['']
+    for part in re.findall(r'\.?[^.]+', text):
+        if lines[-1] and len(lines[-1] + part) > width:
+            lines.append('')
+        lines[-1] += part
+    return '<br>'.join(lines)
 
 
 @contextlib.contextmanager
@@ -131,7 +201,8 @@ class _Renderer:
         watchdog.daemon = True
         watchdog.start()
         try:
-            return self._scope.transform(figure, format='png', width=SIZE, height=SIZE, scale=SCALE)
+            layout = figure.layout
+            return self._scope.transform(figure, format='png', width=layout.width, height=layout.height, scale=SCALE)
         except Exception as e:
             if timed_out.is_set():
                 raise TimeoutError(f'the renderer did not answer within {timeout} s') from e

@@ -18,9 +18,15 @@ MAY_CHANGE = {
     'meta.log_frequency': _freely,  # rows and checkpoints from here on
     'meta.eval_frequency': _freely,
     'meta.max_trial': _freely,  # search settings
+    'meta.search_alg': _freely,
+    'meta.search_scheduler': _freely,
+    'meta.search_resources': _freely,
     'meta.num_cpus': _freely,  # resources
     'meta.num_gpus': _freely,
+    'meta.ray': _freely,
+    'meta.max_restarts': _freely,
     'agent.net.gpu': _freely,
+    'env.vector': _freely,  # slots in this process or in workers: the same bits
     'agent.name': _freely,  # a label
 }
 

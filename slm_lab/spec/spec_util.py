@@ -15,6 +15,7 @@ from slm_lab.lib import files, paths
 from slm_lab.lib.errors import LabError, SpecError, suggest
 from slm_lab.lib.keys import Key, leftover, read_keys
 from slm_lab.lib.registry import ALGORITHMS, ENV_TABLES
+from slm_lab.spec import templates
 
 logger = logging.getLogger('slm_lab.spec')
 
@@ -29,8 +30,25 @@ AGENT_KEYS = {
     'load_net': Key('str|null', None, note='run folder, model prepath or .pt file to start from trained nets'),
 }
 
+SCHEDULER_KEYS = {
+    'grace_period': Key('int|null', None, low=1, note='frames that no trial is stopped before; null: log_frequency'),
+    'reduction_factor': Key('number', 4, above=1, note='one in so many goes on at each rung'),
+    'brackets': Key('int', 1, low=1, note='brackets, each with its first rung later'),
+    'max_t': Key('int|null', None, low=1, note='frames at which a trial is stopped; null: max_frame'),
+}
+
+RESOURCE_KEYS = {
+    'cpu': Key('number', 1, above=0, note='CPUs of a trial'),
+    'gpu': Key('number', 0, low=0, note='GPUs of a trial'),
+}
+
+
+def _filled_by(table):
+    return lambda value, where: read_keys(table, value, where).values
+
+
 META_KEYS = {
-    'distributed': Key('bool|str', False, choices=(False, 'shared', 'synced')),
+    'distributed': Key('bool|str', False, choices=(False, 'shared', 'synced'), note='Hogwild: sessions train one net'),
     'log_frequency': Key('int', 10000, low=1, note='frames between rows and checkpoints'),
     'eval_frequency': Key('int', 10000, low=1, note='frames between evaluations'),
     'rigorous_eval': Key('int|bool|null', 0, low=0, note='0, or the number of evaluation envs'),
@@ -38,8 +56,17 @@ META_KEYS = {
     'max_trial': Key('int|null', 1, low=1, note='trials of a search'),
     'num_cpus': Key('number', 1, above=0, note='CPUs that a session takes'),
     'num_gpus': Key('number', 1, low=0, note='GPUs that a session takes'),
+    'ray': Key('bool', False, note='sessions are Ray tasks: on the cluster of RAY_ADDRESS, or on this machine'),
+    'max_restarts': Key('int', 3, low=0, note='times that a session goes on elsewhere when its node dies'),
     'random_seed': Key('int|null', None, low=0, note='null: one is drawn and recorded'),
     'torch_num_threads': Key('int', 1, low=1, note='torch threads of a session'),
+    'search_alg': Key('str', 'random', choices=('random', 'optuna'), note='how a search finds values'),
+    'search_scheduler': Key(
+        'dict|null', None, fill=_filled_by(SCHEDULER_KEYS), note='ASHA: stops trials of a search that do badly'
+    ),
+    'search_resources': Key(
+        'dict|null', None, fill=_filled_by(RESOURCE_KEYS), note='of a trial of a search; null: num_cpus, num_gpus'
+    ),
     'search': leftover(),
     'train_mode': leftover(),
 }
@@ -81,22 +108,47 @@ def get(spec_file, spec_name, experiment_ts=None):
     """Reads one spec of a file, adds what a run needs to its meta, and checks it.
 
     Args:
+        spec_name: as in the file, or as a template of the file makes it (`templates`)
         experiment_ts: the timestamp of the run that is resumed; None starts a new one.
     Raises: SpecError
     """
+    spec = templates.pick(_read_specs(spec_file), spec_name, spec_file)
+    if not isinstance(spec, dict):
+        raise SpecError(f'{spec_name}: {spec!r} is not of the type wanted here: dict')
+    spec['name'] = spec_name
+    return prepare(spec, experiment_ts)
+
+
+def _read_specs(spec_file):
+    """{name: spec} of a file, as they stand there; empty for a file of anything else."""
     path = find_file(spec_file)
     try:
         specs = files.read_json(path)
     except LabError as e:
         raise SpecError(str(e)) from None
-    if not isinstance(specs, dict) or spec_name not in specs:
-        known = specs if isinstance(specs, dict) else ()
-        raise SpecError(f"{spec_file}: spec '{spec_name}' is unknown{suggest(spec_name, known)}")
-    spec = specs[spec_name]
-    if not isinstance(spec, dict):
-        raise SpecError(f'{spec_name}: {spec!r} is not of the type wanted here: dict')
-    spec['name'] = spec_name
-    return prepare(spec, experiment_ts)
+    return specs if isinstance(specs, dict) else {}
+
+
+def template_names(spec_file, spec_name):
+    """The names of the specs that a template stands for; none where the name is another spec's, or the file is gone.
+
+    Raises: SpecError for a file that cannot be read, or a template that is wrong.
+    """
+    try:
+        find_file(spec_file)
+    except SpecError:
+        return []
+    spec = _read_specs(spec_file).get(spec_name)
+    return templates.names(spec_name, spec) if templates.is_template(spec) else []
+
+
+def get_all(spec_file, spec_name, experiment_ts=None):
+    """The specs of a template, each as `get` returns it, spread over the GPUs. Raises: SpecError"""
+    expanded = templates.pick_all(_read_specs(spec_file), spec_name, spec_file)
+    specs = [prepare({**spec, 'name': name}, experiment_ts) for name, spec in expanded.items()]
+    for i, spec in enumerate(specs):
+        spec['meta']['cuda_offset'] += i * int(spec['meta'].get('max_session', 1))
+    return specs
 
 
 def prepare(spec, experiment_ts=None):
@@ -168,15 +220,32 @@ def _resolve(spec):
         if not isinstance(spec.get(key), kind) or not spec[key]:
             raise SpecError(f"{name}: key '{key}' is missing or empty; it must be a {kind.__name__}")
     if 'spec_params' in spec:
-        raise SpecError(f"{name} > spec_params: templated specs ('${{…}}') are not built yet; write the values out")
+        raise SpecError(f'{name} > spec_params: a template is no spec that runs; spec_util.get_all expands it')
     meta = read_keys(META_KEYS, spec['meta'], f'{name} > meta', others=RUN_KEYS)
-    if meta.values['distributed']:
-        raise SpecError(f'{name} > meta.distributed: Hogwild training is not built yet; use false')
     ignored = list(meta.ignored)
     ignored += [f'{name} > {part}.{i}' for part in ('agent', 'env') for i in range(1, len(spec[part]))]
     resolved = {'meta': meta.values, 'agent': _resolve_agent(spec['agent'][0], f'{name} > agent.0', ignored)}
     resolved['env'], env_ignored = ENV_TABLES.get('env')(spec['env'][0], f'{name} > env.0')
+    if meta.values['distributed']:
+        _check_distributed(resolved, name)
     return resolved, ignored + env_ignored
+
+
+def _check_distributed(resolved, name):
+    meta, net, where = resolved['meta'], resolved['agent']['net'], f'{name} > meta.distributed'
+    if meta['distributed'] == 'synced' and net.get('gpu', False) is not False:
+        raise SpecError(f"{where}: 'synced' trains on the CPU; set agent.0.net.gpu to false, or use 'shared'")
+    if session_max_frame(resolved) < 1:
+        sessions, max_frame = meta['max_session'], resolved['env']['max_frame']
+        raise SpecError(f'{where}: {sessions} workers cannot divide {max_frame} frames; raise env.0.max_frame')
+    if meta['search_scheduler'] is not None:
+        raise SpecError(f'{where}: a search_scheduler cannot follow trials of several workers; remove one of the two')
+
+
+def session_max_frame(resolved):
+    """The frames that one session of a resolved spec trains: the workers of a Hogwild trial divide max_frame."""
+    meta, max_frame = resolved['meta'], resolved['env']['max_frame']
+    return int(max_frame / meta['max_session']) if meta['distributed'] else max_frame
 
 
 def _resolve_agent(agent, where, ignored):
@@ -235,6 +304,8 @@ def _shorten(spec):
     ):
         if key in table and table[key].read:
             algorithm[key] = value
+    if algorithm.get('lam') is None and algorithm.get('num_step_returns') is not None:
+        algorithm['num_step_returns'] = frequency  # which is the training frequency then
     env.update(max_frame=40, max_t=12)
     if env.get('num_envs', 1) > 1:
         env['num_envs'] = 2

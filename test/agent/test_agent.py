@@ -15,7 +15,8 @@ from slm_lab.lib.state import check_tree, first_difference, snapshot
 
 def world(states=None, actions=None, num_envs=2):
     states = states or spaces.Box(-1, 1, (2,), np.float32)
-    return SimpleNamespace(observation_space=states, action_space=actions or spaces.Discrete(3), num_envs=num_envs)
+    actions = actions or spaces.Discrete(3)
+    return SimpleNamespace(observation_space=states, action_space=actions, num_envs=num_envs, frames_per_state=1)
 
 
 def build(env=None, name='DQN', memory='Replay', seed=0, rigorous_eval=0, **keys):

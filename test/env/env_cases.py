@@ -3,6 +3,7 @@
 - Count: observation [t], reward t, ended by action 1: all values can be worked out by hand.
 - Carried: counts its resets, so a used one plays differently from a new one.
 - Noisy: draws from the system's entropy, so no two play alike.
+- Game: three lives, each lost with chance 1/5 at a step of action 1; OneLife makes each an episode and has a state.
 """
 
 import json
@@ -83,12 +84,71 @@ class GloballyNoisy(Noisy):
         return np.random.random(2).astype(np.float32)
 
 
+class Game(gymnasium.Env):
+    observation_space = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self):
+        self.lives, self.t = 3, 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.lives, self.t = 3, 0
+        return self._observe(), {}
+
+    def step(self, action):
+        self.t += 1
+        self.lives -= int(self.np_random.random() < 0.2 and action)
+        return self._observe(), float(action), self.lives == 0, False, {}
+
+    def _observe(self):
+        return np.array([self.lives, self.t, self.np_random.random()])
+
+
+class OneLife(gymnasium.Wrapper):
+    """The next life begins by a step of its own."""
+
+    def step(self, action):
+        lives = self.unwrapped.lives
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        life_lost = self.unwrapped.lives < lives and not terminated
+        return observation, reward, terminated or life_lost, truncated, {**info, 'life_lost': life_lost}
+
+    def next_life(self):
+        return self.env.step(0)[0]
+
+    def native_state(self):
+        game = self.unwrapped
+        return {'lives': game.lives, 't': game.t, 'rng': game.np_random.bit_generator.state}
+
+    def load_native_state(self, state):
+        game = self.unwrapped
+        self.env.reset(seed=0)
+        game.lives, game.t = state['lives'], state['t']
+        game.np_random.bit_generator.state = state['rng']
+        game.np_random.bit_generator.advance(-1)  # the observation shows the number that was drawn last
+        return game._observe()
+
+
+class Forgetful(OneLife):
+    """The observation comes back, but not what is drawn next."""
+
+    def load_native_state(self, state):
+        observation = super().load_native_state(state)
+        self.env.reset(seed=0)
+        return observation
+
+
+def one_life(wrapper=OneLife):
+    return wrapper(gymnasium.make('Game-v0', disable_env_checker=True))
+
+
 class Tabular(gymnasium.Env):
     observation_space = spaces.Discrete(16)
     action_space = spaces.Discrete(2)
 
 
-for env_class in (Count, Carried, Noisy, GloballyNoisy, Tabular):
+for env_class in (Count, Carried, Noisy, GloballyNoisy, Game, Tabular):
     gymnasium.register(f'{env_class.__name__}-v0', env_class)
 gymnasium.register('OldCount-v0', Count, max_episode_steps=3)
 

@@ -1,10 +1,13 @@
 import logging
+from types import SimpleNamespace
 
+import gymnasium
 import numpy as np
 import pytest
 from env_cases import spec_of
 
-from slm_lab.env import check_env_spec, make_env
+import slm_lab.env as env_room
+from slm_lab.env import VectorEnv, check_env_spec, make_env, make_raw, registration
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.registry import ENV_TABLES
 
@@ -90,12 +93,53 @@ def test_a_keyword_that_nobody_takes_is_an_error_with_its_place():
         ({'frame_op_len': 4}, "'frame_op_len' is given without 'frame_op'"),
         ({'frame_op': 'concatenate', 'frame_op_len': 4}, "'concatenate' is unknown; did you mean 'concat'"),
         ({'resume': 'replays'}, "did you mean 'replay'"),
+        ({'resume': 'natives'}, "did you mean 'native'"),
+        ({'vector': 'asynch'}, "did you mean 'async'"),
         ({'num_envs': True}, r'env\.0\.num_envs: True is not of the type'),
     ],
 )
 def test_wrong_keys_and_values_are_refused(env, line):
     with pytest.raises(SpecError, match=line):
         check_env_spec(spec_of('CartPole-v1', **env)['env'][0], 'env.0')
+
+
+@pytest.mark.parametrize('cpus, max_session, each', [(8, 1, 8), (8, 2, 4), (8, 3, 2), (2, 4, 1), (1, 1, 1)])
+def test_sessions_share_the_cpus_of_the_process(cpus, max_session, each, monkeypatch):
+    monkeypatch.setattr(env_room, 'count_cpus', lambda: cpus)
+    seen = {}
+    monkeypatch.setattr(
+        env_room, 'VectorEnv', lambda *args, **kwargs: seen.update(kwargs) or VectorEnv(*args, **kwargs)
+    )
+    spec = {**spec_of('CartPole-v1', vector='sync'), 'meta': {'max_session': max_session}}
+    make_env(spec, seed=0).close()
+    assert (seen['cpus'], seen['vector']) == (each, 'sync')
+
+
+def test_a_lost_life_ends_an_episode_in_training_alone(monkeypatch):
+    made = []
+
+    def make_atari(name, max_t, kwargs, life_loss, render):
+        made.append((name, max_t, kwargs, life_loss, render))
+        return gymnasium.make('CartPole-v1')
+
+    fake = SimpleNamespace(is_atari=lambda name, kwargs=None: name == 'Some/Game-v5', make_atari=make_atari)
+    monkeypatch.setattr(registration, 'atari', fake)
+    spec = spec_of('Some/Game-v5', max_t=7, mode=3, resume='replay')
+    train = make_env(spec, seed=0)
+    make_env(spec, seed=0, evaluating=True, train_env=train)
+    make_raw(spec['env'][0], render=True)
+    expected = [(True, False), (False, False), (False, True)]
+    assert made == [('Some/Game-v5', 7, {'mode': 3}, *flags) for flags in expected]
+
+
+def test_evaluation_is_where_training_found_it_should_be():
+    spec = spec_of('CartPole-v1', num_envs=2, vector='async', resume='replay')
+    train = make_env(spec, seed=0)
+    evaluating = make_env(spec_of('CartPole-v1', num_envs=2), seed=1, evaluating=True, train_env=train)
+    assert evaluating.unwrapped.vector_mode() == 'async'
+    assert evaluating.unwrapped.resume_mode() == 'replay'
+    for env in (train, evaluating):
+        env.close()
 
 
 def test_leftovers_are_reported_and_make_keywords_are_not():

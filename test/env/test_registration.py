@@ -1,12 +1,20 @@
+import importlib
 import logging
+import re
+import subprocess
+import sys
+from pathlib import Path
 
 import gymnasium
+import numpy as np
 import pytest
 from env_cases import spec_of
 
-from slm_lab.env import make_env, registration
+from slm_lab.env import atari, make_env, registration
 from slm_lab.env.registration import current_id, make_single
 from slm_lab.lib.errors import SpecError
+
+SETUP = Path(__file__).parents[2] / 'setup.py'
 
 
 def test_an_old_id_runs_as_the_current_one_with_one_line(caplog):
@@ -17,9 +25,69 @@ def test_an_old_id_runs_as_the_current_one_with_one_line(caplog):
     assert [r.getMessage() for r in caplog.records] == ["env 'Pendulum-v0' is an old id, running 'Pendulum-v1'"]
 
 
-def test_every_old_id_leads_to_one_that_gymnasium_has():
+def test_every_old_id_leads_to_one_that_is_made():
     missing = [new for new in registration.CURRENT_IDS.values() if new not in gymnasium.registry]
     assert missing == []
+    still_made = [old for old in registration.CURRENT_IDS if registration.current_id(old) == old]
+    assert still_made == []
+
+
+@pytest.mark.parametrize(
+    'old, new',
+    [
+        ('LunarLander-v2', 'LunarLander-v3'),
+        ('BipedalWalker-v2', 'BipedalWalker-v3'),
+        ('Hopper-v2', 'Hopper-v5'),
+        ('Ant-v3', 'Ant-v5'),
+        ('Reacher-v2', 'Reacher-v5'),
+        ('Hopper-v4', 'Hopper-v4'),  # is made as ever
+        ('Hopper-v5', 'Hopper-v5'),
+    ],
+)
+def test_an_old_id_is_replaced_only_where_nothing_makes_it(old, new):
+    assert current_id(old) == new
+
+
+def test_an_old_id_that_another_package_makes_stays(monkeypatch):
+    spec = gymnasium.envs.registration.EnvSpec('Hopper-v2', 'elsewhere.mujoco:HopperEnv')
+    monkeypatch.setitem(gymnasium.registry, 'Hopper-v2', spec)
+    assert current_id('Hopper-v2') == 'Hopper-v2'
+
+
+@pytest.mark.parametrize(
+    'name, package', [('LunarLander-v2', 'Box2D'), ('BipedalWalker-v2', 'Box2D'), ('Hopper-v2', 'mujoco')]
+)
+def test_environments_of_the_extras_run(name, package):
+    pytest.importorskip(package)
+    env = make_env(spec_of(name, num_envs=2, vector='sync', resume='replay'), seed=0)
+    state = env.reset()
+    step = env.step(_actions(env))
+    assert state.dtype == np.float32 and np.isfinite(step.next_state).all() and np.isfinite(step.reward).all()
+    env.close()
+
+
+def _actions(env):
+    return np.stack([env.action_space.sample() for _ in range(env.num_envs)])
+
+
+@pytest.mark.parametrize(
+    'name, line',
+    [
+        ('RoboschoolHopper-v1', "'RoboschoolHopper-v1' no longer exists; its place is taken by 'Hopper-v5'"),
+        ('RoboschoolHumanoidFlagrunHarder-v1', "taken by 'Humanoid-v5'"),
+        ('UnityHallway-v0', "'UnityHallway-v0' is one of Unity, .* 'Ant-v5'"),
+        ('gridworld', "'gridworld' is one of Unity"),
+    ],
+)
+def test_environments_that_are_gone_name_what_takes_their_place(name, line):
+    with pytest.raises(SpecError, match=line) as e:
+        make_single(name)
+    assert '\n' not in str(e.value)
+
+
+def test_every_replacement_of_a_gone_environment_is_there():
+    assert atari.register()
+    assert [new for new in registration.GONE.values() if new not in gymnasium.registry] == []
 
 
 def test_cartpole_v0_stays_and_lasts_200_steps(recwarn):
@@ -57,8 +125,33 @@ def test_a_missing_package_names_the_pip_extra(monkeypatch):
         raise gymnasium.error.DependencyNotInstalled('X is not installed, run `pip install "gymnasium[box2d]"`')
 
     monkeypatch.setitem(gymnasium.registry, 'Absent-v0', gymnasium.envs.registration.EnvSpec('Absent-v0', entry_point))
-    with pytest.raises(SpecError, match=r"'Absent-v0' needs a package .*: pip install 'gymnasium\[box2d\]'"):
+    with pytest.raises(SpecError, match=r"'Absent-v0' needs a package .*: pip install '\.\[box2d\]'"):
         make_single('Absent-v0')
+
+
+@pytest.mark.parametrize(
+    'package, extra',
+    [('mujoco', 'mujoco'), ('imageio', 'mujoco'), ('Box2D', 'box2d'), ('cv2', 'atari'), ('vizdoom', 'vizdoom')],
+)
+def test_a_package_that_is_not_there_names_the_extra_of_the_lab(package, extra, monkeypatch):
+    def entry_point():
+        importlib.import_module(f'{package}.inside')
+
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(gymnasium.registry, 'Absent-v0', gymnasium.envs.registration.EnvSpec('Absent-v0', entry_point))
+    with pytest.raises(SpecError, match=rf"'Absent-v0' needs '{package}': pip install '\.\[{extra}\]'"):
+        make_single('Absent-v0')
+
+
+def test_every_extra_that_an_error_names_is_one_of_setup():
+    assert set(registration.EXTRA_OF.values()) <= set(re.findall(r"^    '(\w+)': \[", SETUP.read_text(), re.MULTILINE))
+
+
+def test_the_env_room_imports_no_package_of_an_extra():
+    packages = set(registration.EXTRA_OF)
+    code = f'import sys, slm_lab.env; print(sorted({packages} & set(sys.modules)))'
+    done = subprocess.run([sys.executable, '-c', code], cwd=SETUP.parent, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == '[]'
 
 
 def test_a_module_that_is_not_there_is_named():

@@ -3,12 +3,14 @@ import logging
 import gymnasium
 import numpy as np
 import pytest
-from env_cases import play, spec_of, through_text
+from env_cases import Forgetful, OneLife, one_life, play, spec_of, through_text
 
 import slm_lab.env
 from slm_lab.env import make_env
 from slm_lab.env.registration import make_single
 from slm_lab.env.slot import Slot, probe
+from slm_lab.env.vector import VectorEnv
+from slm_lab.lib.errors import SpecError
 from slm_lab.lib.rng import GlobalStreams, generator
 from slm_lab.lib.state import check_tree, first_difference
 
@@ -243,3 +245,104 @@ def test_after_forgetting_its_episodes_an_env_is_its_generators_alone(name, mode
     if mode != 'episode':
         np.testing.assert_array_equal(first, again)
     assert env.unwrapped.slots[0]._seed == resumed.unwrapped.slots[0]._seed
+
+
+def test_a_lost_life_ends_the_agents_episode_and_not_the_game():
+    slot = Slot(one_life, generator(0, 'env', 0))
+    slot.reset()
+    seed, lives, steps = slot.state_dict()['seed'], [], 0
+    while True:
+        observation, _, terminated, _, first, lives_on = slot.step(1)
+        steps += 1
+        if not terminated:
+            assert (first, lives_on) == (None, False)
+            continue
+        lives.append((int(observation[0]), int(first[0]), lives_on))
+        if not lives_on:
+            break
+        # the step that begins the next life is one of the game's, too
+        assert first[1] == observation[1] + 1 and slot.observation is first
+        assert slot.state_dict()['seed'] == seed and len(slot.state_dict()['actions']) == steps
+    assert lives == [(2, 2, True), (1, 1, True), (0, 3, False)]  # the last one's successor is of a new game
+    assert slot.state_dict()['seed'] != seed and len(slot.state_dict()['actions']) == 0
+
+
+@pytest.mark.parametrize('resume', ['replay', 'fresh', 'native'])
+def test_a_slot_comes_back_at_any_step_of_a_game(resume):
+    """Also in a later life: a replay goes over the lives that were lost before."""
+    slot = Slot(one_life, generator(0, 'env', 0))
+    slot.resume = resume
+    slot.reset()
+    saved, steps = [], []
+    for _ in range(40):
+        saved.append(through_text(slot.state_dict()))
+        steps.append([np.array(x) if isinstance(x, np.ndarray) else x for x in slot.step(1)])
+    assert any(lives_on for *_, lives_on in steps)
+    for at, state in enumerate(saved):
+        later = Slot(one_life, generator(99))
+        later.resume = resume
+        later.load_state_dict(state)
+        assert not later.restarted
+        assert first_difference([list(later.step(1)) for _ in steps[at:]], steps[at:]) is None
+        assert first_difference(later.state_dict(), through_text(slot.state_dict())) is None
+
+
+def test_the_native_state_lies_in_place_of_the_actions():
+    slot = Slot(one_life, generator(0, 'env', 0))
+    slot.resume = 'native'
+    assert set(slot.state_dict()) == {'rng', 'seed', 'actions', 'observation'}  # no episode, nothing to bring back
+    slot.reset()
+    slot.step(1)
+    state = slot.state_dict()
+    check_tree(state)
+    assert set(state) == {'rng', 'seed', 'native', 'observation'} and state['native']['t'] == 1
+
+
+@pytest.mark.parametrize('wrapper, mode', [(OneLife, 'native'), (Forgetful, 'replay')])
+def test_the_probe_takes_the_native_state_only_where_it_is_exact(wrapper, mode):
+    assert probe(lambda: one_life(wrapper), seed=0) == mode
+
+
+class CarriedNative(gymnasium.Wrapper):
+    """Its state is exact until the next reset, which counts what the state lacks."""
+
+    def native_state(self):
+        env = self.unwrapped
+        return {'t': env.t, 'resets': env.resets, 'rng': env.np_random.bit_generator.state}
+
+    def load_native_state(self, state):
+        env = self.unwrapped
+        self.env.reset(seed=0)
+        env.t, env.np_random.bit_generator.state = state['t'], state['rng']
+        env.np_random.bit_generator.advance(-1)
+        observation = env._observe()
+        observation[0] = state['resets']
+        return observation
+
+
+def test_a_native_state_that_lacks_what_a_reset_carries_over_is_not_exact():
+    assert probe(lambda: CarriedNative(gymnasium.make('Carried-v0', disable_env_checker=True)), seed=0) == 'fresh'
+
+
+def test_a_native_state_that_comes_back_as_another_observation_is_an_episode_boundary():
+    slot = Slot(one_life, generator(0, 'env', 0))
+    slot.resume = 'native'
+    slot.reset()
+    slot.step(1)
+    state = through_text(slot.state_dict())
+    state['observation'] = np.nextafter(state['observation'], 100)
+    later = Slot(one_life, generator(0, 'env', 0))
+    later.resume = 'native'
+    later.load_state_dict(state)
+    slot.reset()
+    assert later.restarted
+    expected = Slot(one_life, generator(0, 'env', 0))
+    expected.resume = 'native'
+    expected._begin(slot.state_dict()['seed'])  # the next seed, as if never stopped, and from it all else
+    assert first_difference(later.state_dict()['native'], expected.state_dict()['native']) is None
+    assert first_difference(later.state_dict()['rng'], slot.state_dict()['rng']) is None
+
+
+def test_native_is_refused_where_no_state_is_offered():
+    with pytest.raises(SpecError, match="env 'CartPole-v1': resume 'native' needs an environment that offers"):
+        VectorEnv('CartPole-v1', build('CartPole-v1'), 1, 0, 'native', None)

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
-from env_cases import spec_of
+from env_cases import one_life, spec_of
 
 from slm_lab.env import make_env
+from slm_lab.env.vector import VectorEnv
 
 
 def rows(array):
@@ -97,3 +98,18 @@ def test_long_episodes_are_recorded_whole():
     for _ in range(1000):
         env.step([0])
     assert env.unwrapped.slots[0].state_dict()['actions'].tolist() == [0] * 1000
+
+
+def test_lives_on_tells_the_slots_whose_game_goes_on():
+    env = VectorEnv('Game-v0', one_life, 4, 0, 'replay', None, vector='sync')
+    env.reset()
+    steps = [env.step(np.ones(4, dtype=int)) for _ in range(60)]
+    assert all(s.lives_on is None for s in steps if not s.terminated.any())
+    seen = set()
+    for step in steps:
+        lives_on = np.zeros(4, bool) if step.lives_on is None else step.lives_on
+        assert lives_on.dtype == np.bool_ and (step.lives_on is None or lives_on.any())
+        # the game goes on where lives are left
+        np.testing.assert_array_equal(lives_on, step.terminated & (step.next_state[:, 0] > 0))
+        seen |= set(zip(step.terminated.tolist(), lives_on.tolist(), strict=True))
+    assert seen == {(False, False), (True, True), (True, False)}

@@ -278,6 +278,53 @@ def test_save_that_has_not_restored_builds_upon_nothing(folder):
     assert is_state_at(restored(folder), 6, ((0, 2),))
 
 
+def growing(capacity, written=0, first_row=0):
+    """A ring that grows; row r holds r."""
+    ring = Ring({'x': np.zeros(capacity, np.int64)}, written, first_row)
+    rows = np.arange(first_row, written)
+    ring.arrays['x'][rows % capacity] = rows
+    return ring
+
+
+def test_ring_that_grew_comes_back_in_its_own_capacity(folder):
+    store = CheckpointStore(folder)
+    cases = [
+        (4, 3, 0, [(0, 3)]),
+        (4, 7, 4, [(4, 7)]),
+        (6, 10, 4, [(4, 7), (7, 10)]),  # that it grew is no reason to write rows 4 to 6 again
+        (9, 12, 5, [(4, 7), (7, 10), (10, 12)]),
+        (9, 12, 12, []),
+    ]
+    for capacity, written, first_row, expected in cases:
+        store.save({'ring': growing(capacity, written, first_row)}, frame=written, spec='')
+        reader, live = CheckpointStore(folder), {'ring': growing(4)}
+        ring = reader.restore(reader.find().generation, live)['ring']
+        assert first_difference({'ring': growing(capacity, written, first_row)}, {'ring': ring}) is None
+        assert (ring.capacity, ring.first_row, ring.grows) == (capacity, first_row, True)
+        assert (ring.arrays['x'] is live['ring'].arrays['x']) == (capacity == 4)
+        segments = reader.find().generation.manifest['rings']['ring']['segments']
+        assert [(s['start'], s['stop']) for s in segments] == expected
+
+
+def test_ring_is_lost_with_those_beside_it(folder):
+    """They are of one part, which needs all of them; and it does not build upon what it has no longer."""
+
+    def tree(written, part=growing):
+        return {'a': {'ring': part(9, written), 'finals': part(9, written)}, 'b': {'ring': part(9, written)}}
+
+    CheckpointStore(folder).save(tree(5), frame=5, spec='')
+    flip(folder / '000001_5_ring1.seg')
+    store = CheckpointStore(folder)
+    found = store.find()
+    assert found.generation.lost_rings == ['a.ring', 'a.finals']
+    back = store.restore(found.generation, tree(0))
+    assert [(ring.written, ring.first_row) for ring in rings_of(back)] == [(0, 0), (0, 0), (5, 0)]
+    store.save(tree(8), frame=8, spec='')
+    rings = store.find().generation.manifest['rings']
+    starts = {path: [s['start'] for s in ring['segments']] for path, ring in rings.items()}
+    assert starts == {'a.ring': [0], 'a.finals': [0], 'b.ring': [0, 5]}
+
+
 def test_segments_stay_few(folder, monkeypatch):
     monkeypatch.setattr(segment_log, 'MAX_SEGMENTS', 3)
     store, rings = CheckpointStore(folder), [new_ring(), new_ring(5)]

@@ -72,6 +72,8 @@ ALLOWED = {
     r'\.(eval_)?env\.(.*\.)?slots\.\d+\._actions': 'beyond the actions of this episode it holds those of earlier ones'
     ' (the first are compared below)',
     r'\.eval_env\.(.*\.)?slots\.\d+\._is_used': 'whether `fresh` must build the env anew: a loaded one just was built',
+    r'\.(eval_)?env\.(.*\.)?(_array|_end)': 'where the stacks of frames lie: what they hold is `state`',
+    r'\.(eval_)?env\.(.*\.)?_backend\.(_first|_lives_on)': 'written at the end of an episode before it is read',
     rf'{MEMORY}\._buffers\..*': 'filled anew by each sample before it is read',
     rf'{MEMORY}\._batch\..*': 'the tensors of these buffers',
     rf'{MEMORY}\.(tree\.nodes|_summed_size)': 'sums, a function of the leaves (which are compared'
@@ -138,6 +140,8 @@ def train_and_load(spec, mode='train'):
     """Trains a session, and loads what it saved into another. Returns: (paths that training changed, paths that the
     loaded one holds otherwise, the first difference of what may not differ at all)"""
     trained = build(spec, StopAt(150), mode=mode)
+    for env in filter(None, (trained.env, trained.eval_env)):
+        assert env.unwrapped.slots  # which are made when they are first needed
     before = fingerprint(trained)
     trained.run()
     after, kept = fingerprint(trained), snapshot(record(trained))

@@ -120,6 +120,45 @@ def test_ring_that_does_not_continue_the_saved_one_is_written_whole():
     assert plan_segment(ring, saved | {'layout': {}}) == ([], 0)
 
 
+def grown(ring, capacity, first_row):
+    """The rows from `first_row` on in a ring of another capacity."""
+    larger = empty_ring(capacity)
+    for row in range(first_row, ring.written):
+        for name, array in larger.arrays.items():
+            array[row % capacity] = ring.arrays[name][row % ring.capacity]
+    return Ring(larger.arrays, ring.written, first_row)
+
+
+@pytest.mark.parametrize('capacity', [8, 9, 11, 13, 14, 40])
+@pytest.mark.parametrize('stop', range(5, 30))
+def test_a_ring_that_grew_needs_no_row_written_again(stop, capacity):
+    """Whatever the old segments' chunks look like in the new capacity."""
+    for needed in range(CAPACITY + 1):
+        first_row = max(0, stop - needed)
+        ring, log = Ring(empty_ring().arrays, 0, 0), Log()
+        for end in (*range(0, stop, 6), stop):
+            ring = Ring(write_rows(ring, end).arrays, end, max(0, end - CAPACITY))
+            log.save(ring)
+        ring = write_rows(grown(ring, capacity, first_row), stop + 1)
+        log.save(ring)
+        assert log.saved['segments'][-1]['start'] == stop
+        assert all(s['stop'] > first_row for s in log.saved['segments'])
+        back = Ring(empty_ring(capacity).arrays, stop + 1, first_row)
+        for s in log.saved['segments']:
+            read_segment(io.BytesIO(log.content[s['file']]), back, s['start'], s['stop'], first_row)
+        assert same(ring, back) and rows_of(back) == list(range(first_row, stop + 1))
+
+
+def test_only_a_ring_that_grows_may_have_chunks_over_its_end():
+    file = io.BytesIO()
+    write_segment(file, write_rows(empty_ring(), 7), 3, 7)
+    with pytest.raises(SegmentError, match='crosses the end of the ring'):
+        read_segment(io.BytesIO(file.getvalue()), empty_ring(5), 3, 7, 3)
+    read_segment(io.BytesIO(file.getvalue()), Ring(empty_ring(5).arrays, 7, 3), 3, 7, 3)
+    with pytest.raises(SegmentError, match='crosses the end of the ring'):  # more rows than it has slots
+        read_segment(io.BytesIO(file.getvalue()), Ring(empty_ring(3).arrays, 7, 4), 3, 7, 4)
+
+
 def test_number_of_segments_is_bounded(monkeypatch):
     monkeypatch.setattr(segment_log, 'MAX_SEGMENTS', 3)
     ring, log, counts = empty_ring(), Log(), []

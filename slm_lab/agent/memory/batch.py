@@ -25,15 +25,20 @@ FIELDS = ('states', 'actions', 'rewards', 'next_states', 'terminated', 'truncate
 
 
 class Layout(NamedTuple):
-    """Shapes and types of one transition of one env."""
+    """Shapes and types of one transition of one env.
+
+    Of `frames_per_state` k > 1 a state is the last k frames, oldest first, joined along its first axis: each step of an
+    episode adds one, and the first state of an episode is its first frame k times.
+    """
 
     state_shape: tuple
     state_dtype: np.dtype
     action_shape: tuple
     action_dtype: np.dtype
+    frames_per_state: int = 1
 
     @classmethod
-    def of(cls, observation_space, action_space):
+    def of(cls, observation_space, action_space, frames_per_state=1):
         """That of an env: 64-bit states are kept in 32 bits, as nets read them."""
         is_discrete = type(action_space).__name__ in ('Discrete', 'MultiDiscrete', 'MultiBinary')
         return cls(
@@ -41,9 +46,10 @@ class Layout(NamedTuple):
             np.dtype(np.float32 if observation_space.dtype == np.float64 else observation_space.dtype),
             tuple(action_space.shape),
             np.dtype(np.int64 if is_discrete else np.float32),
+            frames_per_state,
         )
 
-    def allocate(self, leading):
+    def allocate(self, leading, fields=FIELDS):
         """{field: array of shape (*leading, …)}; untouched pages cost no memory until they are written."""
         shapes = {
             'states': (self.state_shape, self.state_dtype),
@@ -53,4 +59,4 @@ class Layout(NamedTuple):
             'terminated': ((), np.float32),
             'truncated': ((), np.float32),
         }
-        return {name: np.zeros((*leading, *shape), dtype) for name, (shape, dtype) in shapes.items()}
+        return {name: np.zeros((*leading, *shapes[name][0]), shapes[name][1]) for name in fields}

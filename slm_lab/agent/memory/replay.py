@@ -4,10 +4,10 @@ import numpy as np
 import torch
 
 from slm_lab.agent.memory.batch import FIELDS, Batch
+from slm_lab.agent.memory.storage import make_storage
 from slm_lab.lib import rng as rng_lib
 from slm_lab.lib.keys import Key
 from slm_lab.lib.registry import MEMORIES
-from slm_lab.lib.state import Ring
 
 
 @MEMORIES.register
@@ -36,11 +36,16 @@ class Replay:
         """
         self.batch_size, self.max_size, self.use_cer = spec['batch_size'], spec['max_size'], spec['use_cer']
         self.num_envs, self.rng = num_envs, rng
-        self.arrays = layout.allocate((self.max_size,))
+        self.transitions = make_storage(layout, self.max_size, num_envs)
         self.seen_size = 0  # transitions ever added
-        self._buffers = {name: np.empty((self.batch_size, *a.shape[1:]), a.dtype) for name, a in self.arrays.items()}
+        self._buffers = self.transitions.buffers(self.batch_size)
         # the tensors share the buffers' memory: a sample is valid until the next one
-        self._batch = Batch(**{name: torch.from_numpy(b) for name, b in self._buffers.items()})
+        self._batch = Batch(**{name: torch.from_numpy(self._buffers[name]) for name in FIELDS})
+
+    @property
+    def arrays(self):
+        """{name: array} of what is stored, one row per transition."""
+        return self.transitions.arrays
 
     @property
     def size(self):
@@ -53,19 +58,12 @@ class Replay:
 
     def add(self, states, actions, rewards, next_states, terminated, truncated):
         """Adds one transition of each env: arrays (N, …), env 0 first."""
-        n, start = len(rewards), self.seen_size % self.max_size
-        rows = (states, actions, rewards, next_states, terminated, truncated)
-        if start + n <= self.max_size:
-            for name, values in zip(FIELDS, rows, strict=True):
-                self.arrays[name][start : start + n] = values
-        else:
-            slots = (start + np.arange(n)) % self.max_size
-            for name, values in zip(FIELDS, rows, strict=True):
-                self.arrays[name][slots] = values
-        self.seen_size += n
+        self.transitions.add(self.seen_size, (states, actions, rewards, next_states, terminated, truncated))
+        self.seen_size += len(rewards)
 
     def cut(self, envs):
-        """The running episodes of `envs` end here: nothing to do, for each transition stands alone."""
+        """The running episodes of `envs` end here. Returns: 0, for what is stored is as it was."""
+        self.transitions.cut(envs)
         return 0
 
     def is_due(self, training_frequency, training_start_step):
@@ -86,23 +84,18 @@ class Replay:
         return slots
 
     def _take(self, slots):
-        for name, buffer in self._buffers.items():
-            np.take(self.arrays[name], slots, axis=0, out=buffer, mode='clip')
+        self.transitions.take(slots, self.seen_size, self._buffers)
         return self._batch
 
     def check_valid(self):
         """Returns: (whether the memory is in a state that it can be in, why not)."""
-        if self.size and not all(np.isfinite(self.arrays['rewards'][: self.size])):
+        if self.size and not all(np.isfinite(self.arrays['rewards'][: self.seen_size])):
             return False, 'a stored reward is not finite'
         return True, ''
 
     def state_dict(self):
-        return {'ring': Ring(self.arrays, self.seen_size), 'rng': rng_lib.generator_state(self.rng)}
+        return {**self.transitions.state_dict(self.seen_size), 'rng': rng_lib.generator_state(self.rng)}
 
     def load_state_dict(self, state):
-        ring = state['ring']
-        for name, array in self.arrays.items():
-            if ring.arrays[name] is not array:  # a checkpoint is read straight into these arrays
-                array[...] = ring.arrays[name]
-        self.seen_size = ring.written
+        self.seen_size = self.transitions.load_state_dict(state)
         rng_lib.set_generator_state(self.rng, state['rng'])

@@ -94,6 +94,7 @@ class Learner:
         self.check = check
         self.grad_norm = float('nan')
         self.skipped_steps = 0
+        self.global_params = None
         self._has_warned = False
 
     @property
@@ -105,6 +106,14 @@ class Learner:
         lr = self.rate(frame)
         for group in self.optim.param_groups:
             group['lr'] = lr
+
+    def follow(self, global_params):
+        """From here on each step is one of these tensors, which other processes step too; then the net gets a copy.
+
+        Args:
+            global_params: tensors like the net's trained parameters, in their order
+        """
+        self.global_params = global_params
 
     def step(self, loss):
         """Steps the optimizer once along the gradient of a scalar loss.
@@ -122,8 +131,20 @@ class Learner:
         if self.check:
             self._checked_step()
         else:
-            self.optim.step()
+            self._step_optimizer()
         return value
+
+    def _step_optimizer(self):
+        if self.global_params is None:
+            self.optim.step()
+            return
+        own = [p.data for p in self.params]
+        for p, theirs in zip(self.params, self.global_params, strict=True):
+            p.data = theirs  # the gradient stays
+        self.optim.step()
+        for p, mine in zip(self.params, own, strict=True):
+            mine.copy_(p.data)
+            p.data = mine
 
     def _skip(self, value):
         name = type(self.net).__name__
@@ -144,7 +165,7 @@ class Learner:
         norms = [p.grad.norm() for p in self.params if p.grad is not None]
         self.grad_norm = float(torch.stack(norms).mean())
         before = [p.detach().clone() for p in self.params]
-        self.optim.step()
+        self._step_optimizer()
         changed = any(not torch.equal(b, p) for b, p in zip(before, self.params, strict=True))
         if not changed and self.grad_norm > 0 and self.lr > 0:
             raise RuntimeError(f'a train step left every weight of {type(self.net).__name__} as it was')

@@ -12,6 +12,7 @@ class VectorWrapper:
         self.env = env
         self.name, self.num_envs, self.max_t = env.name, env.num_envs, env.max_t
         self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.frames_per_state = env.frames_per_state
         self.state = None
 
     @property

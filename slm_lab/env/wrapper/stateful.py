@@ -9,7 +9,7 @@
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.env.vector import Step, ended_slots
+from slm_lab.env.vector import ended_slots
 from slm_lab.env.wrapper.base import StatefulWrapper
 from slm_lab.env.wrapper.transform import ApplyStatistics
 from slm_lab.lib.errors import LabError
@@ -17,7 +17,8 @@ from slm_lab.lib.errors import LabError
 
 class TrackReturn(StatefulWrapper):
     """Sums up each slot's reward; `total_reward` is the mean over the slots of their last finished episode's return,
-    of those slots that have finished one; NaN before the first."""
+    of those slots that have finished one; NaN before the first. An episode that ends with a life while the game goes on
+    is no end here: returns are those of whole games."""
 
     def __init__(self, env):
         super().__init__(env)
@@ -38,6 +39,8 @@ class TrackReturn(StatefulWrapper):
         self._running += step.reward
         if step.state is not step.next_state:
             ended = ended_slots(step)
+            if step.lives_on is not None:
+                ended = ended[~step.lives_on[ended]]
             self._finished[ended] = self._running[ended]
             self._running[ended] = 0.0
         self.state = step.state
@@ -140,58 +143,78 @@ class NormalizeState(StatefulWrapper, ApplyStatistics):
 class FrameStack(StatefulWrapper):
     """The last k observations of each slot as one; at the beginning of an episode the first one k times.
 
+    Stacks are windows of one array of many frames per slot, so that a step writes one frame of each slot and copies
+    none. What was handed out is never written into: where a slot's episode ended, or the array is full, the stacks
+    are copied to where nothing was handed out yet.
+
     Args:
         op: 'concat' joins them along the first axis (k·d0, …), 'stack' along a new first one (k, d0, …); oldest first.
         k: how many.
     """
 
+    # stacks that fit into one array side by side: with 16 a copied frame comes to every 16 written ones
+    STACKS = 16
+
     def __init__(self, env, op, k):
         super().__init__(env)
         inner = env.observation_space
+        self.frames_per_state = k
+        self._frame_shape = (1, *inner.shape) if op == 'stack' else inner.shape  # as it lies in a state
+        self._depth = self._frame_shape[0]
+        self._length = k * self._depth  # of a state along its first axis
         self._frames_shape = (self.num_envs, k, *inner.shape)
-        shape = (k, *inner.shape) if op == 'stack' else (k * inner.shape[0], *inner.shape[1:])
-        self._state_shape = (self.num_envs, *shape)
+        shape = (self._length, *self._frame_shape[1:])
         low, high = (np.broadcast_to(b, self._frames_shape[1:]).reshape(shape) for b in (inner.low, inner.high))
         self.observation_space = spaces.Box(low, high, dtype=inner.dtype)
-        self._frames = None
+        self._array = None  # (N, STACKS · k · depth, …)
+        self._end = 0  # of the window, and of what was handed out, along its second axis
 
     def reset(self):
-        return self._show(self._repeat(self.env.reset()))
+        return self._begin(np.repeat(self.env.reset()[:, None], self.frames_per_state, axis=1))
 
     def step(self, actions):
         step = self.env.step(actions)
-        frames = np.empty(self._frames_shape, self.observation_space.dtype)
-        frames[:, :-1] = self._frames[:, 1:]
-        frames[:, -1] = step.next_state
-        next_state = frames.reshape(self._state_shape)
-        if step.state is step.next_state:
-            self._frames, self.state = frames, next_state
-        else:
-            frames = frames.copy()
+        if self._end == self._array.shape[1]:
+            self._begin(self.state)
+        frames = step.next_state.reshape(self.num_envs, *self._frame_shape)
+        self._array[:, self._end : self._end + self._depth] = frames
+        self._end += self._depth
+        next_state = self.state = self._window()
+        if step.state is not step.next_state:
+            self._begin(next_state)
             for i in ended_slots(step):
-                frames[i] = step.state[i]
-            self._show(frames)
-        return Step(next_state, step.reward, step.terminated, step.truncated, self.state)
+                self._repeat_first(i, step.state[i])
+        return step._replace(next_state=next_state, state=self.state)
 
-    def _repeat(self, state):
-        return np.repeat(state[:, None], self._frames_shape[1], axis=1)
-
-    def _show(self, frames):
-        self._frames, self.state = frames, frames.reshape(self._state_shape)
+    def _begin(self, frames):
+        """Goes on with stacks of (N, k, *frame) or (N, *state), in memory that was not handed out yet."""
+        if self._array is None or self._end + self._length > self._array.shape[1]:
+            shape = (self.num_envs, self.STACKS * self._length, *self._frame_shape[1:])
+            self._array, self._end = np.empty(shape, self.observation_space.dtype), 0
+        self._end += self._length
+        self.state = self._window()
+        self.state[...] = frames.reshape(self.state.shape)
         return self.state
 
+    def _window(self):
+        return self._array[:, self._end - self._length : self._end]
+
+    def _repeat_first(self, i, observation):
+        self.state[i].reshape(self._frames_shape[1:])[...] = observation
+
     def forget_episodes(self):
-        self._frames = None
+        self._array, self._end = None, 0
         super().forget_episodes()
 
     def own_state(self):
-        return {'frames': self._frames}
+        return {'frames': None if self.state is None else self.state.reshape(self._frames_shape)}
 
     def load_own_state(self, state):
+        self._array, self._end = None, 0
         if state['frames'] is None:
-            self._frames = self.state = None
+            self.state = None
         else:
-            self._show(np.array(state['frames'], dtype=self.observation_space.dtype).reshape(self._frames_shape))
+            self._begin(np.asarray(state['frames']))
 
     def restart(self, i):
-        self._frames[i] = self.env.state[i]
+        self._repeat_first(i, self.env.state[i])

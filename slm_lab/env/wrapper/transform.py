@@ -7,7 +7,7 @@
 import numpy as np
 from gymnasium import spaces
 
-from slm_lab.env.vector import Step, ended_slots
+from slm_lab.env.vector import ended_slots
 from slm_lab.env.wrapper.base import VectorWrapper
 
 
@@ -23,9 +23,9 @@ class ScaleReward(VectorWrapper):
         self.scale = scale
 
     def step(self, actions):
-        next_state, reward, terminated, truncated, self.state = self.env.step(actions)
-        reward = np.sign(reward) if self.scale == 'sign' else reward * self.scale
-        return Step(next_state, reward, terminated, truncated, self.state)
+        step = self.env.step(actions)
+        self.state = step.state
+        return step._replace(reward=np.sign(step.reward) if self.scale == 'sign' else step.reward * self.scale)
 
 
 class ApplyStatistics(VectorWrapper):
@@ -53,7 +53,7 @@ class ApplyStatistics(VectorWrapper):
             ended = ended_slots(step)
             self.state = next_state.copy()
             self.state[ended] = self.statistics.normalize(step.state[ended])
-        return Step(next_state, step.reward, step.terminated, step.truncated, self.state)
+        return step._replace(next_state=next_state, state=self.state)
 
     def load_state_dict(self, tree):
         self.env.load_state_dict(tree)

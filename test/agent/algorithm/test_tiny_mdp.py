@@ -35,6 +35,8 @@ def values_of_epsilon_greedy():
 class TinyEnvs:
     """N slots, as the agent sees an env."""
 
+    frames_per_state = 1
+
     def __init__(self, num_envs):
         self.num_envs = num_envs
         self.observation_space, self.action_space = spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(2)

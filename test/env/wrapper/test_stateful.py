@@ -1,11 +1,14 @@
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from env_cases import play, spec_of, through_text
+from gymnasium import spaces
 
-from slm_lab.env import make_env
-from slm_lab.env.wrapper.stateful import RunningStatistics
+from slm_lab.env import Step, make_env
+from slm_lab.env.wrapper.stateful import FrameStack, NormalizeState, RunningStatistics, TrackReturn
+from slm_lab.env.wrapper.transform import ScaleReward
 from slm_lab.lib.errors import ResumeError
 from slm_lab.lib.state import check_tree, first_difference
 
@@ -52,6 +55,59 @@ def test_truncated_episodes_count():
     env.step([0])
     env.step([0])
     assert env.total_reward == 3.0
+
+
+class Scripted(SimpleNamespace):
+    """An env of N slots that answers with the steps that it was given; slots begin at observation 0."""
+
+    def __init__(self, *steps, shape=(1,)):
+        num_envs = len(steps[0].reward)
+        super().__init__(name='Scripted', num_envs=num_envs, max_t=None, frames_per_state=1, state=None, steps=[*steps])
+        self.observation_space, self.action_space = spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(2)
+
+    def reset(self):
+        return np.zeros((self.num_envs, *self.observation_space.shape), np.uint8)
+
+    def step(self, actions):
+        return self.steps.pop(0)
+
+
+def scripted_step(rewards, ended=(), lives_on=()):
+    """Slot i comes to observation 10 i + its reward, and begins anew with 100 + i."""
+    slots = np.arange(len(rewards))
+    next_state = (10 * slots + rewards)[:, None].astype(np.uint8)
+    terminated, state = np.isin(slots, ended), next_state
+    if ended:
+        state = np.where(terminated[:, None], 100 + slots[:, None], next_state).astype(np.uint8)
+    lives = np.isin(slots, lives_on) if lives_on else None
+    return Step(next_state, np.array(rewards, float), terminated, np.zeros(len(slots), bool), state, lives)
+
+
+def test_a_life_that_is_lost_does_not_end_the_return():
+    steps = [
+        scripted_step([1, 2]),
+        scripted_step([1, 2], ended=[0, 1], lives_on=[1]),  # slot 0: the game is over with 2
+        scripted_step([5, 3]),
+        scripted_step([5, 4], ended=[0, 1], lives_on=[0]),  # slot 1: over with 2 + 2 + 3 + 4
+        scripted_step([6, 1], ended=[0]),  # slot 0: over with 5 + 5 + 6
+    ]
+    env, seen = TrackReturn(Scripted(*steps)), []
+    env.reset()
+    for _ in steps:
+        env.step([0, 0])
+        seen.append(env.total_reward)
+    assert math.isnan(seen[0]) and seen[1:] == [2, 2, (2 + 11) / 2, (16 + 11) / 2]
+
+
+def test_every_wrapper_passes_on_what_it_does_not_change():
+    steps = [scripted_step([1, 2], ended=[0, 1], lives_on=[1]), scripted_step([1, 2])]
+    env = ScaleReward(FrameStack(NormalizeState(TrackReturn(Scripted(*steps))), 'stack', 3), 2)
+    assert env.frames_per_state == 3 and env.env.env.frames_per_state == 1
+    env.reset()
+    step = env.step([0, 0])
+    assert step.lives_on.tolist() == [False, True] and step.reward.tolist() == [2, 4]
+    assert step.terminated.tolist() == [True, True] and step.truncated.tolist() == [False, False]
+    assert env.step([0, 0]).lives_on is None
 
 
 def test_running_statistics_by_hand():
@@ -138,6 +194,63 @@ def test_only_the_ended_slot_begins_its_frames_anew():
     step = env.step([0, 1])
     assert step.next_state[..., 0].tolist() == [[1, 2], [1, 2]]
     assert step.state[..., 0].tolist() == [[1, 2], [0, 0]]
+
+
+def plain_stacks(frames, step, k):
+    """What a step of the env inside makes of stacks (N, k, …), by copying: (next state, state)."""
+    following = np.concatenate([frames[:, 1:], step.next_state[:, None]], axis=1)
+    going_on = following.copy()
+    for i in np.flatnonzero(step.terminated | step.truncated):
+        going_on[i] = step.state[i]
+    return following, going_on
+
+
+@pytest.mark.parametrize('op', ['concat', 'stack'])
+@pytest.mark.parametrize('num_envs', [1, 3])
+@pytest.mark.parametrize('k', [1, 2, 4])
+@pytest.mark.parametrize('chance', [0.0, 0.1, 0.8])
+def test_stacks_are_those_of_copying_and_stay_what_they_were(op, num_envs, k, chance):
+    rng, steps = np.random.default_rng(0), []
+    for _ in range(200):
+        next_state = rng.integers(0, 256, (num_envs, 2, 3), np.uint8)
+        ended = rng.random(num_envs) < chance
+        state = next_state
+        if ended.any():
+            state = np.where(ended[:, None, None], rng.integers(0, 256, next_state.shape, np.uint8), next_state)
+        steps.append(Step(next_state, np.zeros(num_envs), ended, ended & False, state))
+    env = FrameStack(Scripted(*steps, shape=(2, 3)), op, k)
+    shape = (num_envs, 2 * k, 3) if op == 'concat' else (num_envs, k, 2, 3)
+    given = [(env.reset(), np.zeros(shape, np.uint8))]
+    frames = np.zeros((num_envs, k, 2, 3), np.uint8)
+    for inner in steps:
+        step = env.step(None)
+        following, frames = plain_stacks(frames, inner, k)
+        given += [(step.next_state, following.reshape(shape)), (step.state, frames.reshape(shape))]
+        assert (step.state is step.next_state) == (inner.state is inner.next_state) and env.state is step.state
+    for array, expected in given:  # after all the steps
+        assert array.shape == shape and np.array_equal(array, expected)
+
+
+def test_a_step_copies_no_frames():
+    env = FrameStack(Scripted(*(scripted_step([i, i]) for i in range(40))), 'stack', 4)
+    states = [env.reset()] + [env.step(None).state for _ in range(40)]
+    shared = [np.shares_memory(a, b) for a, b in zip(states[:-1], states[1:], strict=True)]
+    assert shared == [True] * 40  # 4 frames to begin with and 40 more, of 64
+    base = states[0].base
+    assert all(state.base is base for state in states)
+
+
+def test_the_saved_frames_are_the_stacks_alone():
+    env = FrameStack(Scripted(scripted_step([1, 2]), scripted_step([3, 4])), 'concat', 3)
+    env.reset()
+    env.step(None)
+    env.step(None)
+    saved = env.own_state()['frames']
+    assert saved.tolist() == [[[0], [1], [3]], [[0], [12], [14]]]
+    later = FrameStack(Scripted(scripted_step([5, 6], ended=[1])), 'concat', 3)
+    later.load_own_state({'frames': saved})
+    assert later.state.tolist() == [[0, 1, 3], [0, 12, 14]]
+    assert later.step(None).state.tolist() == [[1, 3, 5], [101, 101, 101]]
 
 
 WHOLE = {'num_envs': 2, 'normalize_state': True, 'frame_op': 'concat', 'frame_op_len': 3, 'reward_scale': 0.1}
