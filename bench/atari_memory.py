@@ -44,7 +44,8 @@ def random_play_spec(env, rows, num_envs=8):
     )
     env_spec.update(name=env, num_envs=num_envs, max_frame=10**9)
     spec['meta'].update(max_session=1, random_seed=1, log_frequency=10**9, eval_frequency=10**9, rigorous_eval=0)
-    return spec_util.session_spec(spec_util.check(spec), 0)
+    spec_util.check(spec)
+    return spec_util.session_spec(spec, 0)
 
 
 def play(session, frames):

@@ -2,6 +2,7 @@
 
     python test/kill_many.py 100                  # exit status 1 when a frame is lost or the end differs
     python test/kill_many.py 100 --seed 3 --sessions 2
+    python test/kill_many.py 20 --game ALE/Breakout-v5        # its memory of 250 frames is full all the time
 
 The moments are drawn from a seed and spread over a whole life: while the lab is being imported, in the loop, at a file
 operation (most are in the midst of a save), and at the end, in the last save and the analysis. All processes of the run
@@ -133,13 +134,13 @@ def _wait(life, seconds):
         time.sleep(0.002)
 
 
-def kill_many(folder, num_kills, seed=0, num_sessions=1, say=lambda line: None):
+def kill_many(folder, num_kills, seed=0, num_sessions=1, say=lambda line: None, game=None):
     """Raises AssertionError when a frame is lost or the end is another than the undisturbed run's.
 
     Returns: [(moment, frames of the newest checkpoints)] of the kills.
     """
     spec = {'max_frame': 200 + FRAMES_PER_KILL * num_kills, 'log_frequency': LOG_FREQUENCY, 'max_session': num_sessions}
-    spec['num_cpus'] = 0.1
+    spec.update(num_cpus=0.1, **({'game': game} if game else {}))
     lab = Lab(folder, fork_server())
     lab.write_spec(**spec)
     victim = Victim(lab, random.Random(seed), num_sessions, spec['max_frame'])
@@ -162,10 +163,11 @@ def main():
     parser.add_argument('kills', type=int)
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--sessions', type=int, default=1)
+    parser.add_argument('--game', help='an Atari game in place of CartPole')
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         try:
-            kill_many(folder, args.kills, args.seed, args.sessions, lambda line: print(line, flush=True))
+            kill_many(folder, args.kills, args.seed, args.sessions, lambda line: print(line, flush=True), args.game)
         except AssertionError as e:
             print(f'NOT the same: {e}', file=sys.stderr)
             return 1

@@ -434,7 +434,8 @@ def undisturbed(**changes):
 
 def read_state(store, generation):
     rings = {
-        path: Ring({k: np.zeros((r['capacity'], *shape), dtype) for k, (dtype, shape) in r['layout'].items()}, 0)
+        # as one that grows, which any ring can be read as
+        path: Ring({k: np.zeros((r['capacity'], *shape), dtype) for k, (dtype, shape) in r['layout'].items()}, 0, 0)
         for path, r in generation.manifest['rings'].items()
     }
     return _without_wall_clock(store.restore(generation, rings))
@@ -467,7 +468,22 @@ def leftovers(run_folder):
     return [str(p) for p in run_folder.rglob('*.tmp')]
 
 
-def make_spec(max_frame=600, max_session=1, log_frequency=100, rigorous_eval=0, warm_up=100, **meta):
+GAME_NET = {'type': 'ConvNet', 'conv_hid_layers': [[4, 8, 8, 0, 1]], 'fc_hid_layers': [8], 'normalize': True}
+GAME_ENV = {'frame_op': 'concat', 'frame_op_len': 4, 'reward_scale': 'sign', 'resume': 'native'}
+
+
+def make_spec(max_frame=600, max_session=1, log_frequency=100, rigorous_eval=0, warm_up=100, game=None, **meta):
+    """DQN on CartPole, or on an Atari game."""
+    spec = _cartpole_spec(max_frame, max_session, log_frequency, rigorous_eval, warm_up, **meta)
+    if game is not None:
+        net = spec['agent'][0]['net']
+        del net['hid_layers']
+        net.update(GAME_NET)
+        spec['env'][0].update(GAME_ENV, name=game)
+    return spec
+
+
+def _cartpole_spec(max_frame, max_session, log_frequency, rigorous_eval, warm_up, **meta):
     return {
         'agent': [
             {

@@ -19,11 +19,11 @@ from slm_lab.env.clock import Clock
 from slm_lab.env.registration import can_display, current_id, make_single
 from slm_lab.env.slot import probe
 from slm_lab.env.vector import Step, VectorEnv
-from slm_lab.env.workers import count_cpus
 from slm_lab.env.wrapper.stateful import FrameStack, NormalizeState, RunningStatistics, TrackReturn
 from slm_lab.env.wrapper.transform import ApplyStatistics, ScaleReward
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.keys import Key, leftover, read_keys
+from slm_lab.lib.machine import count_cpus
 from slm_lab.lib.registry import ENV_TABLES
 
 __all__ = ['KEYS', 'Clock', 'Step', 'check_env_spec', 'make_env', 'make_raw', 'what_is_made']

@@ -11,8 +11,9 @@ import numpy as np
 from gymnasium import spaces
 
 from slm_lab.env.slot import Outcome, Slot, SlotGroup, offers_native_state, step_seconds, unbegun_state
-from slm_lab.env.workers import Workers, count_cpus, worker_shares
+from slm_lab.env.workers import Workers, worker_shares
 from slm_lab.lib.errors import ResumeError, SpecError
+from slm_lab.lib.machine import count_cpus
 from slm_lab.lib.rng import GlobalStreams, generator
 
 logger = logging.getLogger('slm_lab.env')

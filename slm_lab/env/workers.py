@@ -57,11 +57,6 @@ def _close_in_fork():
 os.register_at_fork(after_in_child=_close_in_fork)
 
 
-def count_cpus():
-    """The CPUs that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
-
-
 def worker_shares(num_envs, cpus):
     """The slots of each worker: [range, ...], as even as can be, the larger first."""
     num_workers = min(num_envs, cpus)

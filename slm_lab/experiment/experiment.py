@@ -21,12 +21,12 @@ import torch
 
 from slm_lab.experiment import analysis, experiment_analysis, resume, retro_analysis, search
 from slm_lab.experiment.run_lock import RunLock
-from slm_lab.experiment.session_processes import count_cpus
 from slm_lab.experiment.stop import StopRequest
 from slm_lab.experiment.trial import Trial, analyze_finished, is_complete, sweep
 from slm_lab.lib import files
 from slm_lab.lib import logger as lab_logger
 from slm_lab.lib.errors import LabError, ResumeError, SpecError
+from slm_lab.lib.machine import count_cpus
 from slm_lab.spec import resume_rules, search_space, spec_util
 
 logger = logging.getLogger('slm_lab.experiment')

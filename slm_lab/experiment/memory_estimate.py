@@ -22,8 +22,9 @@ from slm_lab.agent.memory.on_policy import OnPolicyReplay
 from slm_lab.agent.memory.prioritized import PrioritizedReplay
 from slm_lab.agent.memory.storage import make_storage
 from slm_lab.env import make_env
-from slm_lab.env.workers import count_cpus, worker_shares
+from slm_lab.env.workers import worker_shares
 from slm_lab.lib.errors import LabError
+from slm_lab.lib.machine import count_cpus
 from slm_lab.lib.registry import ALGORITHMS, MEMORIES
 from slm_lab.spec import spec_util
 

@@ -21,11 +21,11 @@ import torch
 
 from slm_lab.experiment import memory_estimate, resume, retro_analysis
 from slm_lab.experiment.run_lock import RunLock
-from slm_lab.experiment.session_processes import count_cpus
 from slm_lab.experiment.stop import SIGNALS, StopRequest
 from slm_lab.experiment.trial import Outcome, Trial, is_complete
 from slm_lab.lib import files, paths
 from slm_lab.lib.errors import LabError, ResumeError
+from slm_lab.lib.machine import count_cpus
 from slm_lab.spec import spec_util
 
 logger = logging.getLogger('slm_lab.experiment')

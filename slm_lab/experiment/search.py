@@ -17,9 +17,9 @@ from pathlib import Path
 
 from slm_lab.experiment import search_worker
 from slm_lab.experiment.run_lock import RunLock
-from slm_lab.experiment.session_processes import count_cpus
 from slm_lab.lib import rng as rng_lib
 from slm_lab.lib.errors import LabError, MachineError
+from slm_lab.lib.machine import count_cpus
 
 HOW_TO_INSTALL = "pip install '.[ray]'"
 _METRIC, _TIME = 'total_reward_ma', 'frame'

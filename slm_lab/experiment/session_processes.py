@@ -16,6 +16,7 @@ from slm_lab.experiment.session import Session
 from slm_lab.experiment.stop import SIGNALS, StopRequest
 from slm_lab.lib import logger as lab_logger
 from slm_lab.lib.errors import LabError, MachineError
+from slm_lab.lib.machine import count_cpus
 from slm_lab.spec import spec_util
 
 logger = logging.getLogger('slm_lab.experiment')
@@ -167,11 +168,6 @@ class SessionProcesses:
         if result.signal is not None and not self.stop():  # one that was sent to the session alone
             self.stop.signal = result.signal
         self.results[index] = result
-
-
-def count_cpus():
-    """The CPUs that this process may use: a queue or a container may grant fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count() or 1
 
 
 class _Lock:

@@ -21,8 +21,9 @@ from slm_lab.env import make_env, workers
 from slm_lab.env.registration import make_single
 from slm_lab.env.slot import probe
 from slm_lab.env.vector import VectorEnv
-from slm_lab.env.workers import count_cpus, worker_shares
+from slm_lab.env.workers import worker_shares
 from slm_lab.lib.errors import LabError, MachineError, SpecError
+from slm_lab.lib.machine import count_cpus
 from slm_lab.lib.rng import GlobalStreams
 from slm_lab.lib.state import check_tree, first_difference
 

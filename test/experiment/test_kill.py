@@ -21,6 +21,13 @@ def test_a_run_that_is_killed_again_and_again_ends_as_the_undisturbed_one(tmp_pa
     assert {moment for moment, _ in kills} == {'import', 'loop', 'file', 'end'}
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_game_whose_memory_is_full_is_killed_again_and_again(tmp_path):
+    pytest.importorskip('ale_py')
+    assert len(kill_many(tmp_path, 20, seed=4, game='ALE/Breakout-v5')) == 20
+
+
 @pytest.fixture
 def lab(tmp_path):
     lab = Lab(tmp_path, fork_server())

@@ -18,10 +18,11 @@ from lab_process import (
 )
 
 from slm_lab.experiment import analysis
-from slm_lab.experiment.session_processes import count_cpus, run_session
+from slm_lab.experiment.session_processes import run_session
 from slm_lab.experiment.stop import StopRequest
 from slm_lab.experiment.trial import sweep
 from slm_lab.lib import logger as lab_logger
+from slm_lab.lib.machine import count_cpus
 from slm_lab.lib.state import first_difference
 from slm_lab.spec import spec_util
 
