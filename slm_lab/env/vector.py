@@ -18,8 +18,8 @@ from slm_lab.lib.rng import GlobalStreams, generator
 
 logger = logging.getLogger('slm_lab.env')
 
-# what a step costs more for each worker: a message there, an answer back, and waking up. Measured on 2 cores: 10 to
-# 25 µs when they are idle, twice that when they are not; workers have to save a multiple of it.
+# what a step costs more for each worker: a message there, an answer back, and waking up. Measured on 2 busy cores: 15
+# to 35 µs for the messages; workers have to save a multiple of it.
 WORKER_SECONDS = 50e-6
 
 
