@@ -56,6 +56,8 @@ def parse_args(argv):
     args = parser.parse_args(argv)
     if args.resume and len(args.words) == 3:
         raise SpecError(f'--resume is for job files; to go on with a run, give the mode {args.words[2]}@<run folder>')
+    if args.force and len(args.words) == 3 and args.words[2].partition('@')[0] not in ('train', 'dev'):
+        raise SpecError(f'--force is for train and dev; {args.words[2]} does not estimate memory')
     if len(args.words) not in (0, 1, 3):
         raise SpecError(f'{len(args.words)} arguments: give none, a job file, or SPEC_FILE SPEC_NAME MODE (see --help)')
     return args

@@ -168,6 +168,12 @@ def test_a_time_limit_stops_with_status_0_and_the_command_that_resumes(lab):
 # --- --force
 
 
+@pytest.mark.parametrize('mode', ['search', 'enjoy@latest', 'verify@latest'])
+def test_modes_that_estimate_no_memory_refuse_to_be_forced(mode, capsys):
+    assert main(['demo.json', 'dqn_cartpole', mode, '--force']) == 2
+    assert '--force is for train and dev' in capsys.readouterr().err
+
+
 def test_a_run_that_cannot_fit_is_refused_unless_it_is_forced(lab):
     code = """
 import slm_lab.experiment.memory_estimate as m

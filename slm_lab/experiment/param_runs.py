@@ -9,11 +9,9 @@ import logging
 import multiprocessing
 import os
 import re
-import signal
 import time
 import traceback
 from dataclasses import dataclass
-from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from pathlib import Path
 
@@ -21,7 +19,8 @@ import torch
 
 from slm_lab.experiment import memory_estimate, resume, retro_analysis
 from slm_lab.experiment.run_lock import RunLock
-from slm_lab.experiment.stop import SIGNALS, StopRequest
+from slm_lab.experiment.session_processes import how_it_died, start_process
+from slm_lab.experiment.stop import StopRequest
 from slm_lab.experiment.trial import Outcome, Trial, is_complete
 from slm_lab.lib import files, paths
 from slm_lab.lib.errors import LabError, ResumeError
@@ -215,14 +214,7 @@ class ParamRuns:
         args = (work, self.force, self.stop.deadline, sender, os.getpid())
         process = self.context.Process(target=_process, args=args, name=spec['name'])
         self.stop.children.append(process)
-        # a signal that comes before the child can take it waits until it can
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            resource_tracker.ensure_running()  # which `start` would do, and which lets some of the signals through
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        start_process(process)
         sender.close()
         self.running[receiver] = (spec, process)
 
@@ -235,8 +227,7 @@ class ParamRuns:
         receiver.close()
         process.join()
         if result is None:
-            died = f'killed by signal {-process.exitcode}' if process.exitcode < 0 else f'exit {process.exitcode}'
-            error = f'its process died ({died})'
+            error = f'its process died ({how_it_died(process)})'
             result = RunResult(spec['name'], self.folder_of(spec), error=error, exit_status=1)
         if result.signal is not None and not self.stop():  # one that was sent to that process alone
             self.stop.signal = result.signal

@@ -91,6 +91,22 @@ def load_net(session):
     return [model for model, _ in paths.values()]
 
 
+def start_process(process):
+    """Starts a process in which a signal that comes before it can take it waits until it can."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        resource_tracker.ensure_running()  # which `start` would do, and which lets some of the signals through
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def how_it_died(process):
+    code = process.exitcode
+    return f'killed by signal {-code}' if code < 0 else f'exit {code}'
+
+
 class SessionProcesses:
     """Sessions in processes, as many at a time as the CPUs carry.
 
@@ -134,14 +150,7 @@ class SessionProcesses:
         args = (spec, self.mode, self.stop.deadline, self.resumes, sender, os.getpid(), lock, self.shared)
         process = self.context.Process(target=_session_process, args=args, name=f'session {spec["meta"]["session"]}')
         self.stop.children.append(process)
-        # a signal that comes before the child can take it waits until it can
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            resource_tracker.ensure_running()  # which `start` would do, and which lets some of the signals through
-            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-            process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        start_process(process)
         sender.close()
         self.running[receiver] = (spec['meta']['session'], process)
 
@@ -161,8 +170,7 @@ class SessionProcesses:
         process.join()
         if result is None:
             log = f'{self.spec["meta"]["log_prepath"]}_s{index}.log'
-            died = f'killed by signal {-process.exitcode}' if process.exitcode < 0 else f'exit {process.exitcode}'
-            result = SessionResult(error=f'its process died ({died}); its log is {log}', crashed=True)
+            result = SessionResult(error=f'its process died ({how_it_died(process)}); its log is {log}', crashed=True)
         if result.error:
             logger.error('Session %d failed: %s', index, result.error)
         if result.signal is not None and not self.stop():  # one that was sent to the session alone

@@ -220,6 +220,14 @@ def test_what_is_scored_between_two_lives_counts_with_the_next_step(make):
     assert env.step(0)[1] == 4
 
 
+def test_what_is_still_to_be_counted_comes_back(make):
+    env, again = make(BREAKOUT, life_loss=True), make(BREAKOUT, life_loss=True)
+    env.reset(seed=1)
+    env._unpaid = 3.0
+    again.load_native_state(snapshot(env.native_state()))
+    assert again.step(0)[1] == 3.0  # a no-op right after FIRE scores nothing
+
+
 def test_a_game_that_ends_between_two_lives_says_so_at_the_next_step(make):
     env = make(BREAKOUT, life_loss=True)
     env.reset(seed=1)
