@@ -44,6 +44,15 @@ def test_images_are_divided_by_255_where_asked():
     torch.testing.assert_close(scaled(images), plain(images / 255))
 
 
+def test_features_lie_by_channel_then_row_then_column_however_the_image_lies_in_memory():
+    net = build(ConvNet, IMAGE, 3, fc_hid_layers=[], batch_norm=False, **CONV)
+    images = torch.rand(2, *IMAGE)
+    plain = net.conv_model(images)
+    by_hand = torch.stack([plain[:, c, y, x] for c in range(64) for y in range(7) for x in range(7)], dim=1)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        torch.testing.assert_close(net.features(images.contiguous(memory_format=layout)), by_hand)
+
+
 def test_batch_norm_follows_every_convolution_but_the_first():
     kinds = [type(layer).__name__ for layer in build(ConvNet, IMAGE, 3, fc_hid_layers=[], **CONV).conv_model]
     assert kinds == ['Conv2d', 'ReLU', 'Conv2d', 'ReLU', 'BatchNorm2d', 'Conv2d', 'ReLU', 'BatchNorm2d']
