@@ -399,6 +399,12 @@ class CheckpointStore:
 # --- rings
 
 
+def store_of(spec):
+    """The checkpoint store of the session that a spec is ticked to."""
+    prepath = Path(spec['meta']['prepath'])
+    return CheckpointStore(prepath.parent / 'checkpoint' / prepath.name)
+
+
 def _check_rings(saved, live, whose):
     """Raises ResumeError unless the rings that were saved and those that are to be filled are of one shape."""
     if set(saved) != set(live):

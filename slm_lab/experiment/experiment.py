@@ -1,13 +1,4 @@
-"""Experiment: a search, which is many trials in one run folder.
-
-Each trial leaves up to three records in `info/`, and they are all that a search goes on from, after however it ended:
-
-    {name}_t{i}_sample.json      the values that it got, on disk before it starts
-    {name}_t{i}_given_up.json    that the scheduler stops it, on disk before it is stopped
-    {name}_t{i}_result.json      how it ended, and its metrics
-
-A trial with a result is left alone; one without goes on from its checkpoints, or starts.
-"""
+"""Experiment: a search, which is many trials in one run folder. What it goes on from: `search_records`."""
 
 import logging
 import re
@@ -20,7 +11,16 @@ import pandas as pd
 import torch
 
 from slm_lab.experiment import analysis, experiment_analysis, resume, retro_analysis, search
-from slm_lab.experiment.run_lock import RunLock
+from slm_lab.experiment.run_lock import Locked, RunLock
+from slm_lab.experiment.search_records import (
+    FAILED,
+    FINISHED,
+    GIVEN_UP,
+    INTERRUPTED,
+    MISSING,
+    SearchRecords,
+    reached_frame,
+)
 from slm_lab.experiment.stop import StopRequest
 from slm_lab.experiment.trial import Trial, analyze_finished, is_complete, sweep
 from slm_lab.lib import files
@@ -31,8 +31,6 @@ from slm_lab.spec import resume_rules, search_space, spec_util
 
 logger = logging.getLogger('slm_lab.experiment')
 
-FINISHED, GIVEN_UP, FAILED = 'finished', 'stopped by the scheduler', 'failed'
-INTERRUPTED, MISSING = 'interrupted', 'not begun'
 _NUM_CHECKED = 20  # trials whose specs are checked beforehand where their values are not known yet
 _PATIENCE = 60  # seconds that trials of a search which was killed may take to save
 
@@ -82,12 +80,13 @@ class Experiment:
         self.seed = meta['random_seed']
         self.resolved = spec_util.resolve(spec)
         self.spaces = search_space.parse(spec)
-        self.total = search_space.count_trials(spec)
         self.by_optuna = self.resolved['meta']['search_alg'] == 'optuna'
         if not resumes and not meta.get('predir'):
             spec_util.tick(spec, 'experiment')
         spec_util.set_paths(spec)
         self.folder = Path(meta['prepath']).parent
+        self.records = SearchRecords(spec)
+        self.total = self.records.total
 
     # --- the run
 
@@ -97,7 +96,9 @@ class Experiment:
         self.check()
         self._make_folder()
         with RunLock(self.folder):
-            await_trials(self.folder)
+            held = await_trials(self.folder)
+            if held:
+                raise LabError('; '.join(held.values()))
             sweep(self.folder)
             lab_logger.setup(f'{self.spec["meta"]["log_prepath"]}.log')
             spec_util.save(self.spec)
@@ -105,8 +106,10 @@ class Experiment:
             self._announce(todo)
             if todo:
                 search.run(TrialQueue(self, todo), len(todo), self.stop, self._asha(), self.seed)
-                await_trials(self.folder)
-            return self._end()
+                held = await_trials(self.folder)
+                for line in held.values():  # of a node that has died, say: what the others have done counts
+                    logger.warning('%s', line)
+            return self._end(held)
 
     def check(self):
         """Raises: LabError when a trial's spec, or what it takes, is wrong."""
@@ -131,7 +134,7 @@ class Experiment:
             return
         for what, wanted, there in zip(
             ('CPUs', 'GPUs'),
-            resources(self.trial_spec(trial, values)),
+            resources(self.records.trial_spec(trial, values)),
             (count_cpus(), torch.cuda.device_count()),
             strict=True,
         ):
@@ -173,15 +176,16 @@ class Experiment:
         if len(todo) < self.total:
             logger.info('%d of %d trials are done', self.total - len(todo), self.total)
 
-    def _end(self):
-        results = [self.result(trial) for trial in range(self.total)]
+    def _end(self, held):
+        results = [self.records.result(trial) for trial in range(self.total)]
         finished = all(result is not None for result in results)
-        rows = self.rows()
+        rows = self.records.rows()
         df = experiment_analysis.write_table(self.spec, rows)
         if self.stop.signal is None and any(row['metrics'] for row in rows):
             experiment_analysis.draw(self.spec, df, rows)
-        for path in self.folder.glob('lock_t*'):
-            path.unlink(missing_ok=True)
+        for trial, path in lock_paths(self.folder).items():
+            if trial not in held:
+                path.unlink(missing_ok=True)
         for path in self.folder.glob('log/*_output.txt'):  # empty ones of workers that were killed
             if not path.stat().st_size:
                 path.unlink()
@@ -206,68 +210,15 @@ class Experiment:
             )
         return options
 
-    # --- trials and their records
-
-    def record_path(self, trial, what):
-        return Path(f'{self.spec["meta"]["info_prepath"]}_t{trial}_{what}.json')
-
-    def sample(self, trial):
-        """The record of the values that a trial has got, or None."""
-        return _read(self.record_path(trial, 'sample'))
-
-    def result(self, trial):
-        return _read(self.record_path(trial, 'result'))
-
-    def write_sample(self, trial, values, concurrent):
-        record = {'trial': trial, 'values': values, 'random_seed': self.seed, 'concurrent': concurrent}
-        files.write_json(record, self.record_path(trial, 'sample'), durable=True)
-
-    def trial_spec(self, trial, values):
-        """The spec that a trial gets, ticked to it."""
-        spec = search_space.apply(self.spec, values)
-        if self._asha() is not None:
-            spec['meta']['max_session'] = 1
-        spec['meta'].update(predir=str(self.folder), trial=trial - 1)
-        return spec_util.tick(spec, 'trial')
-
-    def session_specs(self, trial):
-        spec = self.trial_spec(trial, self.sample(trial)['values'])
-        return [spec_util.session_spec(spec, i) for i in range(spec['meta'].get('max_session', 1))]
-
-    def has_begun(self, trial):
-        return (self.folder / f'{self.name}_t{trial}_spec.json').is_file()
-
     def is_done(self, trial):
         """Whether nothing is left to do: it has ended well, and its sessions have nothing left to train."""
-        result = self.result(trial)
-        if result is None or self.sample(trial) is None or result['status'] == FAILED:
+        result = self.records.result(trial)
+        if result is None or self.records.sample(trial) is None or result['status'] == FAILED:
             return False
-        specs = self.session_specs(trial)
+        specs = self.records.session_specs(trial)
         if result['frame'] != reached_frame(specs):  # it was gone on with by itself
             return False
         return result['status'] == GIVEN_UP or all(is_complete(spec) for spec in specs)
-
-    def rows(self):
-        """[what the table says of a trial] of all trials."""
-        rows = []
-        for trial in range(self.total):
-            sample, result = self.sample(trial), self.result(trial)
-            row = {'trial': trial, 'values': {}, 'metrics': {}, 'status': MISSING, 'frame': None, 'error': None}
-            if sample is not None:
-                row.update(values=sample['values'], frame=reached_frame(self.session_specs(trial)))
-                row['status'] = INTERRUPTED if self.has_begun(trial) else MISSING
-            row.update(result or {})
-            rows.append(row)
-        return rows
-
-    def reports(self, trial):
-        """[(frame, total_reward_ma)] of the rows that a scheduler was told of, as far as the trial has come."""
-        path = Path(f'{self.spec["meta"]["info_prepath"]}_t{trial}_s0_session_df_train.csv')
-        if not path.is_file():
-            return []
-        df = files.read_csv(path)
-        df = df[(df['frame'] < self.resolved['env']['max_frame']) & df['total_reward_ma'].notna()]
-        return [(int(frame), float(metric)) for frame, metric in zip(df['frame'], df['total_reward_ma'], strict=True)]
 
 
 class TrialQueue:
@@ -278,14 +229,14 @@ class TrialQueue:
     """
 
     def __init__(self, experiment, todo):
-        self.experiment, self.waiting = experiment, list(todo)
+        self.experiment, self.records, self.waiting = experiment, experiment.records, list(todo)
         self.open = set(todo)
-        first = experiment.sample(0)
+        first = self.records.sample(0)
         self.concurrent = first['concurrent'] if first else self._count_concurrent()
 
     def _count_concurrent(self):
         experiment = self.experiment
-        cpu, gpu = resources(experiment.trial_spec(0, search_space.draw(experiment.spaces, experiment.seed, 0)))
+        cpu, gpu = resources(self.records.trial_spec(0, search_space.draw(experiment.spaces, experiment.seed, 0)))
         limits = [count_cpus() // cpu] + ([torch.cuda.device_count() // gpu] if gpu else [])
         return max(1, int(min(limits)))
 
@@ -293,17 +244,17 @@ class TrialQueue:
         """Returns: Job, its values on disk; None while it has to wait. Raises: StopIteration"""
         if not self.waiting:
             raise StopIteration
-        trial, experiment = self.waiting[0], self.experiment
-        sample = experiment.sample(trial)
+        trial = self.waiting[0]
+        sample = self.records.sample(trial)
         if sample is None:
             values = self._draw(trial)
             if values is None:
                 return None
-            experiment.write_sample(trial, values, self.concurrent)
+            self.records.write_sample(trial, values, self.concurrent)
         else:
             values = sample['values']
         self.waiting.pop(0)
-        experiment.record_path(trial, 'result').unlink(missing_ok=True)
+        self.records.path(trial, 'result').unlink(missing_ok=True)
         return self._job(trial, values)
 
     def _draw(self, trial):
@@ -315,18 +266,17 @@ class TrialQueue:
             return None
         told = []
         for earlier in known:
-            metrics = (experiment.result(earlier) or {}).get('metrics') or {}
-            told.append((experiment.sample(earlier)['values'], metrics.get('strength')))
+            metrics = (self.records.result(earlier) or {}).get('metrics') or {}
+            told.append((self.records.sample(earlier)['values'], metrics.get('strength')))
         return search.suggest_by_optuna(experiment.spaces, experiment.seed, trial, told)
 
     def _job(self, trial, values):
-        experiment = self.experiment
-        spec = experiment.trial_spec(trial, values)
+        spec = self.records.trial_spec(trial, values)
         details = {
-            'run_trial': experiment.run_trial,
+            'run_trial': self.experiment.run_trial,
             'arguments': {'spec': spec, 'index': trial},
-            'result_path': str(experiment.record_path(trial, 'result')),
-            'verdict_path': str(experiment.record_path(trial, 'given_up')),
+            'result_path': str(self.records.path(trial, 'result')),
+            'verdict_path': str(self.records.path(trial, 'given_up')),
             'log_path': f'{spec["meta"]["log_prepath"]}.log',
             'output_path': f'{spec["meta"]["log_prepath"]}_output.txt',
         }
@@ -334,33 +284,26 @@ class TrialQueue:
         return search.Job(trial, details, *resources(spec))
 
     def ended(self, trial, died):
-        experiment = self.experiment
-        result = experiment.result(trial)
-        if result is None and died and not experiment.stop():
+        result = self.records.result(trial)
+        if result is None and died and not self.experiment.stop():
             result = {'status': FAILED, 'error': died}
-            files.write_json(result, experiment.record_path(trial, 'result'), durable=True)
+            self.records.write_result(trial, result)
         self.open.discard(trial)
         if result is None:
             return
         strength = (result.get('metrics') or {}).get('strength')
         detail = result.get('error') or ('no strength' if strength is None else f'strength {strength:g}')
         logger.info('Trial %d %s (%s); %d to go', trial, result['status'], detail, len(self.open))
-        experiment_analysis.write_table(experiment.spec, experiment.rows())
+        experiment_analysis.write_table(self.experiment.spec, self.records.rows())
 
     def give_up(self, trial, frame):
-        path = self.experiment.record_path(trial, 'given_up')
-        if not path.exists():
-            files.write_json({'frame': frame}, path, durable=True)
+        self.records.write_given_up(trial, frame)
 
     def reports(self, trial):
-        return self.experiment.reports(trial)
+        return self.records.reports(trial)
 
     def others(self):
         return [trial for trial in range(self.experiment.total) if trial not in self.open]
-
-
-def _read(path):
-    return files.read_json(path) if path.is_file() else None
 
 
 def _flatten_search(part, path=''):
@@ -388,12 +331,6 @@ def resources(spec):
         min(torch.cuda.device_count(), meta['num_gpus'] * meta['max_session']) if any(n.get('gpu') for n in nets) else 0
     )
     return cpu, gpu
-
-
-def reached_frame(session_specs):
-    """The frame that all sessions of a trial have a checkpoint of, or None."""
-    generations = [resume.store_of(spec).find().generation for spec in session_specs]
-    return None if None in generations else min(generation.frame for generation in generations)
 
 
 def find_trial(prename, spec_name):
@@ -426,19 +363,32 @@ def _sample_path(folder, name, index):
 def await_trials(folder):
     """Waits for the trials that outlived the search which started them: they save, then end.
 
-    Raises: LabError when one does not end.
+    A lock of another host is waited for on a cluster alone: else the trials of a search run where it does.
+
+    Returns: {trial: line on who holds it} of those that do not end.
     """
-    until = time.monotonic() + _PATIENCE
-    for path in folder.glob('lock_t*'):
-        trial = int(path.name.removeprefix('lock_t'))
-        while True:
+    until, is_told = time.monotonic() + _PATIENCE, False
+    while True:
+        held = {}
+        for trial in lock_paths(folder):
             try:
                 with RunLock(folder, trial):
-                    break
-            except LabError:
-                if time.monotonic() > until:
-                    raise
-                time.sleep(0.1)
+                    pass
+            except Locked as e:
+                held[trial] = e
+        may_end = any(search.joins_cluster() or not e.elsewhere for e in held.values())
+        if not may_end or time.monotonic() > until:
+            return {trial: str(e) for trial, e in held.items()}
+        if not is_told:
+            is_told = True
+            logger.info('Waiting up to %d s for what still holds trials: %s', _PATIENCE, ', '.join(map(str, held)))
+        time.sleep(0.1)
+
+
+def lock_paths(folder):
+    """{trial: path of its lock}, in the order of trials"""
+    paths = {int(path.name.removeprefix('lock_t')): path for path in folder.glob('lock_t*')}
+    return dict(sorted(paths.items()))
 
 
 def run_trial(spec, index, stop):

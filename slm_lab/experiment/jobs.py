@@ -7,8 +7,9 @@ begins in it; so whenever the process dies, the record names the run that was un
 import contextlib
 import logging
 import re
+from pathlib import Path
 
-from slm_lab.experiment import param_runs, retro_analysis
+from slm_lab.experiment import experiment, param_runs, retro_analysis
 from slm_lab.experiment.run_lock import RunLock
 from slm_lab.lib import files, paths
 from slm_lab.lib.errors import LabError, ResumeError
@@ -28,7 +29,7 @@ class Job:
         folder: of its record
         job_file: path of the job file
         entries: [{spec_file, spec_name, mode, status, run}]; status is waiting, begun, done or failed; run names the
-            run folder, relative to the data folder where it lies there
+            run folder, or a search's trial by its spec, relative to the data folder where it lies there
     """
 
     def __init__(self, folder, job_file, entries):
@@ -110,7 +111,8 @@ class Job:
         return (f'{mode}@{folder}', None) if prename else (mode, folder)
 
     def _name(self, folder):
-        return folder.name if folder.parent == self.folder.parent else str(folder)
+        data = self.folder.parent
+        return str(folder.relative_to(data) if folder.is_relative_to(data) else folder)
 
     def failed(self):
         """The entries that failed, as a line names them."""
@@ -148,4 +150,7 @@ def _find_run(entry, prename):
     names = _names_of(entry)
     if names:
         return param_runs.find_place(prename, entry['spec_name'], names)
+    of_search = experiment.find_trial(prename, entry['spec_name'])
+    if of_search:
+        return of_search[0] / Path(prename).name
     return retro_analysis.find_run(prename, entry['spec_name'])

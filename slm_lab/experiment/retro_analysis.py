@@ -12,7 +12,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from slm_lab.experiment import analysis
+from slm_lab.experiment import analysis, experiment_analysis, search_records
 from slm_lab.lib import logger, paths, viz
 from slm_lab.lib.errors import LabError, ResumeError
 from slm_lab.lib.files import read_csv, read_json
@@ -172,7 +172,7 @@ def _load_csv(path):
 
 
 def analyze_folder(folder):
-    """Redoes the metrics and graphs of all sessions (train and eval) and trials of a run folder.
+    """Redoes the metrics and graphs of all sessions (train and eval) and trials of a run folder, and of its search.
 
     Returns: whether everything that the folder has data for could be drawn.
     Raises: ResumeError where there is nothing to analyse; OSError where the folder cannot be written.
@@ -180,9 +180,9 @@ def analyze_folder(folder):
     sessions = find_sessions(folder)
     if not sessions:
         raise ResumeError(f'{folder} holds no session (*_t0_s0_spec.json)')
-    all_drawn = True
+    all_drawn, trial_metrics = True, {}
     with viz.rendering():
-        for _, group in itertools.groupby(sessions, key=lambda files: files.trial):
+        for trial, group in itertools.groupby(sessions, key=lambda files: files.trial):
             group = list(group)
             eval_metrics = []
             for files in group:
@@ -192,8 +192,29 @@ def analyze_folder(folder):
                     eval_metrics.append(metrics['eval'])
             if eval_metrics:
                 spec = located_spec(group[0], is_trial=True)
-                all_drawn &= analysis.draw_trial(spec, analysis.analyze_trial(spec, eval_metrics, plot=False))
-    return all_drawn
+                trial_metrics[trial] = analysis.analyze_trial(spec, eval_metrics, plot=False)
+                all_drawn &= analysis.draw_trial(spec, trial_metrics[trial])
+        return all_drawn & _analyze_search(folder, trial_metrics)
+
+
+def _analyze_search(folder, trial_metrics):
+    """Redoes the table and the graphs of a search, where the folder holds one.
+
+    Args:
+        trial_metrics: {trial: its metrics}, done anew
+    Returns: whether all could be drawn.
+    """
+    spec = search_records.find_search(Path(folder))
+    if spec is None:
+        return True
+    rows = search_records.SearchRecords(spec).rows()
+    for row in rows:
+        if row['metrics'] and row['trial'] in trial_metrics:
+            row['metrics'] = trial_metrics[row['trial']]['scalar']
+    df = experiment_analysis.write_table(spec, rows)
+    drawn = not any(row['metrics'] for row in rows) or experiment_analysis.draw(spec, df, rows)
+    _logger.info('%s: the table of %d trials and their graphs are done', spec['name'], len(rows))
+    return drawn
 
 
 def _analyze_session(files):

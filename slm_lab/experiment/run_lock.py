@@ -19,6 +19,18 @@ from slm_lab.lib.errors import LabError
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
+class Locked(LabError):
+    """Another holds the lock.
+
+    Args:
+        elsewhere: whether that is a process on another host, of which this one cannot say whether it lives
+    """
+
+    def __init__(self, line, elsewhere=False):
+        super().__init__(line)
+        self.elsewhere = elsewhere
+
+
 class RunLock:
     """Holds `<run folder>/lock` while a `with` block trains into the folder.
 
@@ -27,11 +39,12 @@ class RunLock:
 
     Args:
         trial: index, of a trial that a search runs: the search holds the folder, each of its trials one of these
-    Raises: LabError when another living process, or one on another host, holds it.
+    Raises: Locked when another living process, or one on another host, holds it; LabError where there can be no lock.
     """
 
     def __init__(self, folder, trial=None):
         self.path = Path(folder) / ('lock' if trial is None else f'lock_t{trial}')
+        self.holds = str(self.path.parent) if trial is None else f'trial {trial} of {self.path.parent}'
         self._descriptor = self._pid = None
 
     def __enter__(self):
@@ -85,7 +98,7 @@ class RunLock:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise LabError(self._refusal(_holder(descriptor))) from None
+            raise Locked(self._refusal(_holder(descriptor))) from None
         except OSError as e:
             if e.errno not in _NO_LOCKS:
                 raise
@@ -95,21 +108,21 @@ class RunLock:
             return
         if holder['host'] != _host():
             # Locks do not reach across hosts on every file system, and its pid says nothing here.
-            raise LabError(f'{self._held_by(holder)}; if that process is gone, delete {self.path}')
+            raise Locked(f'{self._held_by(holder)}; if that process is gone, delete {self.path}', elsewhere=True)
         if not kernel_locks and holder['pid'] != os.getpid() and is_alive(holder['pid']):
-            raise LabError(f'{self._held_by(holder)}; if that is another program by now, delete {self.path}')
+            raise Locked(f'{self._held_by(holder)}; if that is another program by now, delete {self.path}')
 
     def _refusal(self, holder):
         if holder and holder['host'] == _host() and not is_alive(holder['pid']):
             return (
-                f'{self.path.parent}: process {holder["pid"]} has died, and session processes that it started still '
+                f'{self.holds}: process {holder["pid"]} has died, and session processes that it started still '
                 'save what they have; try again in a moment'
             )
         return f'{self._held_by(holder)}; wait for it or stop it'
 
     def _held_by(self, holder):
         who = f'process {holder["pid"]} on {holder["host"]} (since {holder["since"]})' if holder else 'another process'
-        return f'{self.path.parent} is being trained by {who}'
+        return f'{self.holds} is being trained by {who}'
 
 
 def _holder(descriptor):

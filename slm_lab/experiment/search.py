@@ -269,28 +269,27 @@ def _make_asha(queue, options, seed):
 
         def __init__(self):
             super().__init__(time_attr=_TIME, metric=_METRIC, mode='max', **options)
-            self.given_up = set()
             for index in queue.others():
                 self._replay(_EarlierTrial(f'earlier_{index}', {'trial': index}))
 
         def on_trial_add(self, tune_controller, trial):
-            self._replay(trial)
+            decision, frame = self._replay(trial)
+            if decision == TrialScheduler.STOP:  # of the last row: it went on after those before
+                queue.give_up(trial.config['trial'], frame)
 
         def on_trial_result(self, tune_controller, trial, result):
-            decision = super().on_trial_result(tune_controller, trial, result)
-            if decision == TrialScheduler.STOP or trial.trial_id in self.given_up:
+            if super().on_trial_result(tune_controller, trial, result) == TrialScheduler.STOP:
                 queue.give_up(trial.config['trial'], result[_TIME])
             return TrialScheduler.CONTINUE  # it reads the verdict when it is told to go on, and ends by itself
 
         def _replay(self, trial):
-            index = trial.config['trial']
+            """Returns: (decision on its last row, frame of that row); both None where there is none."""
+            index, decision, frame = trial.config['trial'], None, None
             with rng_lib.GlobalStreams(rng_lib.derive_seed(seed, 'search', 'bracket', index)):
                 super().on_trial_add(None, trial)
-            decision = None
             for frame, metric in queue.reports(index):
                 decision = super().on_trial_result(None, trial, {_TIME: frame, _METRIC: metric})
-            if decision == TrialScheduler.STOP:  # of the last row: it went on after those before
-                self.given_up.add(trial.trial_id)
+            return decision, frame
 
     return ResumableASHA()
 

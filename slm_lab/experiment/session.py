@@ -11,7 +11,7 @@ import torch
 from slm_lab.agent.agent import Agent
 from slm_lab.env import Clock, make_env
 from slm_lab.experiment import analysis, model_files
-from slm_lab.experiment.checkpoint import CheckpointStore
+from slm_lab.experiment.checkpoint import store_of
 from slm_lab.experiment.stop import StopRequest
 from slm_lab.lib import rng as rng_lib
 from slm_lab.lib.progress import Progress
@@ -19,12 +19,6 @@ from slm_lab.lib.state import snapshot
 from slm_lab.spec import spec_util
 
 logger = logging.getLogger('slm_lab.experiment')
-
-
-def store_of(spec):
-    """The checkpoint store of the session that a spec is ticked to."""
-    prepath = Path(spec['meta']['prepath'])
-    return CheckpointStore(prepath.parent / 'checkpoint' / prepath.name)
 
 
 def wants_rendering(mode):

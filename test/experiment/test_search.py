@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,19 +13,34 @@ from pathlib import Path
 import pandas as pd
 import psutil
 import pytest
+import search_trials
 from lab_process import ROOT, SPEC_NAME, Lab, end_of_session, fork_server, hashes, make_spec, resume_command
 
-from slm_lab.experiment import analysis, experiment, experiment_analysis, search, search_worker
+from slm_lab.experiment import (
+    analysis,
+    experiment,
+    experiment_analysis,
+    retro_analysis,
+    search,
+    search_records,
+    search_worker,
+)
 from slm_lab.experiment.experiment import Experiment, TrialQueue
+from slm_lab.experiment.run_lock import RunLock
 from slm_lab.experiment.stop import StopRequest
 from slm_lab.lib import logger as lab_logger
+from slm_lab.lib import viz
 from slm_lab.lib.errors import LabError, ResumeError, SpecError
 from slm_lab.lib.files import read_json, write_json
 from slm_lab.lib.state import first_difference
 from slm_lab.spec import spec_util
 
 HERE = Path(__file__).parent
+ASHA = {'grace_period': 200, 'reduction_factor': 2}
+GIVEN_UP = experiment.GIVEN_UP
+FULL = ('finished', 1600)
 GAMMA = 'agent.0.algorithm.gamma'
+DRAW = {'_draw': analysis._draw, 'draw_experiment': experiment_analysis.draw_experiment}
 GRID = {'agent': [{'algorithm': {'gamma__grid_search': [0.5, 0.9, 0.99]}}]}
 
 
@@ -41,16 +57,7 @@ def lab(tmp_path):
 def here(monkeypatch, tmp_path):
     """Searches in this process without Ray, one trial after another; stand-ins for their trials; no graphs."""
 
-    def run(queue, num_trials, stop, asha=None, seed=0):
-        while not stop():
-            try:
-                job = queue.next()
-            except StopIteration:
-                return
-            search_worker.run_job(job.details, stop)
-            queue.ended(job.trial, None)
-
-    monkeypatch.setattr(search, 'run', run)
+    monkeypatch.setattr(search, 'run', search_trials.run_without_ray)
     monkeypatch.setattr(search, 'require_ray', lambda: None)
     monkeypatch.setattr(analysis, '_draw', lambda *args: True)
     monkeypatch.setattr(experiment_analysis, 'draw_experiment', lambda *args: True)
@@ -82,7 +89,8 @@ def again(spec):
 def pretend_checkpoints(monkeypatch):
     """Stand-ins leave none."""
     monkeypatch.setattr(experiment, 'is_complete', lambda spec: True)
-    monkeypatch.setattr(experiment, 'reached_frame', lambda specs: 100)
+    for module in (experiment, search_records):
+        monkeypatch.setattr(module, 'reached_frame', lambda specs: 100)
 
 
 # --- the table
@@ -192,6 +200,68 @@ def test_a_search_that_cannot_run_is_refused_before_anything_is_written(here, tm
     assert not (tmp_path / 'data').exists()
 
 
+def write_lock(folder, trial, host='elsewhere', pid=1):
+    path = folder / f'lock_t{trial}'
+    path.write_text(json.dumps({'pid': pid, 'host': host, 'since': '2026-01-31T12:00:00+0000'}))
+    return path
+
+
+def test_trials_locked_by_another_host_are_all_named_before_anything_starts(here, monkeypatch):
+    pretend_checkpoints(monkeypatch)
+    spec = get_spec()
+    run_here(spec)
+    folder = Path(spec['meta']['prepath']).parent
+    write_lock(folder, 1, socket.gethostname(), pid=10**9)  # of a process that has died
+    locks = [write_lock(folder, 0), write_lock(folder, 2)]
+    before = hashes(folder)
+    began = time.monotonic()
+    with pytest.raises(LabError) as refused:
+        run_here(again(spec), resumes=True)
+    line = str(refused.value)
+    assert time.monotonic() - began < 30 and '\n' not in line
+    for trial, path in zip((0, 2), locks, strict=True):
+        assert f'trial {trial} of {folder} is being trained by process 1 on elsewhere' in line
+        assert f'delete {path}' in line
+    assert 'trial 1' not in line
+    assert hashes(folder) == {**before, **hashes(folder, 'lock', 'lock_t1')}
+    for path in locks:
+        path.unlink()
+    assert run_here(again(spec), resumes=True).finished
+    assert not list(folder.glob('lock_t*'))
+
+
+def test_a_trial_that_is_trained_by_itself_is_waited_for(here, monkeypatch):
+    pretend_checkpoints(monkeypatch)
+    spec = get_spec()
+    run_here(spec)
+    folder = Path(spec['meta']['prepath']).parent
+    monkeypatch.setattr(experiment, '_PATIENCE', 0.2)
+    lock = RunLock(folder, 1)
+    with lock, pytest.raises(LabError, match=f'^trial 1 of .* by process {os.getpid()} on .*; wait for it or stop it$'):
+        run_here(again(spec), resumes=True)
+    monkeypatch.setattr(experiment, '_PATIENCE', 30)
+    lock.__enter__()
+    monkeypatch.setattr(time, 'sleep', lambda _: lock.__exit__())
+    assert run_here(again(spec), resumes=True).finished
+
+
+def test_a_lock_that_a_node_takes_along_costs_no_results(here, monkeypatch, capsys):
+    """As of a cluster's node that dies under a trial."""
+    spec, run = get_spec(), search.run
+
+    def run_and_lose_a_node(*args):
+        run(*args)
+        write_lock(Path(spec['meta']['prepath']).parent, 1)
+
+    monkeypatch.setattr(search, 'run', run_and_lose_a_node)
+    outcome = run_here(spec)
+    assert outcome.finished and outcome.best['trial'] == 2
+    folder = Path(spec['meta']['prepath']).parent
+    assert (folder / 'tiny_experiment_df.csv').is_file()
+    assert [path.name for path in folder.glob('lock_t*')] == ['lock_t1']
+    assert f'delete {folder / "lock_t1"}' in (folder / 'log' / 'tiny.log').read_text()
+
+
 def test_any_trial_can_be_gone_on_with_by_itself(here, command, tmp_path, capsys):
     from run_lab import main
 
@@ -219,6 +289,88 @@ def test_any_trial_can_be_gone_on_with_by_itself(here, command, tmp_path, capsys
     assert main([str(spec_file), SPEC_NAME, f'search@{folder}']) == 0
     assert pd.read_csv(folder / 'tiny_experiment_df.csv')['frame'].tolist() == [180, 180]
     assert hashes(folder, 'checkpoint/*_t1_*/*') == second
+
+
+_NO_GRAPH = 'import slm_lab.experiment.experiment_analysis as a; a.draw_experiment = lambda *_: True'
+NO_EXPERIMENT_GRAPH = [('slm_lab.experiment.experiment_analysis', '', 1, _NO_GRAPH)]
+NO_RAY = f"""
+import sys
+sys.path.insert(0, {str(HERE)!r})
+import search_trials
+import slm_lab.experiment.search as search
+search.run, search.require_ray = search_trials.run_without_ray, lambda: None
+"""
+
+
+def test_a_search_in_a_job_that_is_killed_goes_on(lab, here, command, monkeypatch, capsys):
+    from run_lab import main
+
+    search_part = {'agent': [{'algorithm': {'gamma__grid_search': [0.5, 0.9, 0.99]}}]}
+    lab.spec_file.write_text(json.dumps({SPEC_NAME: make_search(search_part, max_frame=120, log_frequency=60)}))
+    (lab.folder / 'job.json').write_text(json.dumps({'spec.json': {SPEC_NAME: 'search'}}))
+    monkeypatch.chdir(lab.folder)
+    kill = ('slm_lab.agent.agent', 'Agent.act', 120 + 70, 'os.kill(os.getpid(), signal.SIGKILL)')
+    hooks = [('slm_lab.experiment.search', '', 1, NO_RAY), *NO_EXPERIMENT_GRAPH, kill]
+    assert lab.run('job.json', hooks=hooks).status == -signal.SIGKILL
+    first = ['checkpoint/*_t0_*/*', 'info/*_t0_*', '*_t0_*']
+    (folder,) = lab.data.glob('tiny_*')
+    before = hashes(folder, *first)
+    assert read_json(folder / 'info' / 'tiny_t0_result.json')['status'] == 'finished'
+
+    assert main(['job.json', '--resume']) == 0
+    assert 'Resumed trial 1 session 0 from the checkpoint of frame 60' in capsys.readouterr().out
+    assert list(lab.data.glob('tiny_*')) == [folder] and hashes(folder, *first) == before
+    table = pd.read_csv(folder / 'tiny_experiment_df.csv').sort_values('trial')
+    assert (table['status'].tolist(), table['frame'].tolist()) == (['finished'] * 3, [120] * 3)
+    assert main(['job.json', '--resume']) == 0
+    assert 'tiny search: done before, skipped' in capsys.readouterr().out
+
+    # a job takes a trial by itself too
+    lab.spec_file.write_text(json.dumps({SPEC_NAME: make_search(search_part, max_frame=180, log_frequency=60)}))
+    trial = f'{folder.relative_to(lab.data)}/tiny_t1_spec.json'
+    (lab.folder / 'job.json').write_text(json.dumps({'spec.json': {SPEC_NAME: f'train@{trial}'}}))
+    assert main(['job.json']) == 0
+    assert pd.read_csv(folder / 'info' / 'tiny_t1_s0_session_df_train.csv')['frame'].tolist() == [0, 60, 120, 180]
+    (record,) = [read_json(path) for path in lab.data.glob('job_*/job.json') if 'train@' in path.read_text()]
+    assert record['entries'][0]['run'] == trial
+
+
+def test_retro_analysis_of_a_search_makes_what_the_search_made(here, command, monkeypatch):
+    """Of one that was stopped within its last trial."""
+    monkeypatch.setattr(analysis, '_draw', DRAW['_draw'])
+    monkeypatch.setattr(experiment_analysis, 'draw_experiment', DRAW['draw_experiment'])
+    monkeypatch.setattr(viz, '_render', lambda figure, path: b'png')
+    part = {'agent': [{'algorithm': {'gamma__grid_search': [0.5, 0.9, 0.99]}}], 'env': [{'max_t__choice': [9, 20]}]}
+    spec = get_spec(part, max_frame=120, log_frequency=40)
+    run_job = search_worker.run_job
+    monkeypatch.setattr(
+        search_worker, 'run_job', lambda *args: None if args[0]['arguments']['index'] == 2 else run_job(*args)
+    )
+    assert not Experiment(spec).run().finished
+    folder = Path(spec['meta']['prepath']).parent
+    made = [
+        'info/tiny_experiment_df.csv',
+        'tiny_experiment_df.csv',
+        'info/tiny_trial_data_dict.json',
+        'graph/tiny_experiment_graph.html',
+        'tiny_experiment_graph.png',
+        *(f'graph/{path.name}' for path in folder.glob('graph/tiny_multi_trial_graph_*.html')),
+        *(path.name for path in folder.glob('tiny_multi_trial_graph_*.png')),
+    ]
+    assert len(made) == 5 + 10 + 2
+    before = {name: content(folder / name) for name in made}
+    for name in made:
+        (folder / name).unlink()
+    moved = folder.with_name('elsewhere')
+    folder.rename(moved)
+    assert retro_analysis.main([str(moved)]) == 0
+    assert {name: content(moved / name) for name in made} == before
+    assert not folder.exists()
+
+
+def content(path):
+    """Text without the names that plotly draws anew for each HTML file."""
+    return re.sub(r'[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}', '', path.read_text())
 
 
 def test_what_a_trial_takes():
@@ -381,10 +533,6 @@ def assert_nothing_is_left(lab):
     assert [process.cmdline()[:4] for process in living(lab)] == []
 
 
-_NO_GRAPH = 'import slm_lab.experiment.experiment_analysis as a; a.draw_experiment = lambda *_: True'
-NO_EXPERIMENT_GRAPH = [('slm_lab.experiment.experiment_analysis', '', 1, _NO_GRAPH)]
-
-
 @pytest.mark.timeout(600)
 def test_a_search_that_is_killed_and_stopped_ends_as_if_it_had_not_been(lab, here, tmp_path):
     """One life killed with -9, one stopped by SIGTERM, one that goes on to the end."""
@@ -457,73 +605,149 @@ def end_of_trial(folder, trial):
     return end
 
 
-ASHA_SEARCH = """
-import sys
+SEARCH = """
+import os, sys
 sys.path[:0] = {path!r}
+os.environ['SEARCH_PID'] = str(os.getpid())
 import test_search
-from slm_lab.experiment import analysis, experiment_analysis
-from slm_lab.experiment.experiment import Experiment
-analysis._draw = experiment_analysis.draw_experiment = lambda *args: True
-spec = test_search.get_spec({search!r}, max_frame=1600, **{meta!r})
-outcome = Experiment(spec, run_trial={trials!r}).run()
-print(outcome.table[['trial', 'status', 'frame', 'error']].to_csv(index=False))
+test_search.run_as_process({search!r}, {meta!r}, {trials!r}, {with_ray!r})
 """
 
 
-def run_with_ray(tmp_path, trials, gammas, **meta):
-    code = ASHA_SEARCH.format(
+def run_as_process(part, meta, trials, with_ray):
+    """Starts a search, or goes on with the one that is there, and prints its table. No graphs."""
+    analysis._draw = experiment_analysis.draw_experiment = lambda *args: True
+    experiment.reached_frame = search_records.reached_frame = frame_of_rows
+    experiment.is_complete = lambda spec: True
+    if not with_ray:
+        search.run, search.require_ray = search_trials.run_without_ray, lambda: None
+    spec = get_spec(part, max_frame=1600, **meta)
+    data = Path(os.environ['LAB_DATA_DIR'])
+    folder = next(data.iterdir(), None) if data.is_dir() else None
+    if folder is not None:
+        spec['meta']['predir'] = str(folder)
+    outcome = Experiment(spec, resumes=folder is not None, run_trial=f'search_trials:{trials}').run()
+    print(outcome.table.to_json(orient='records'))
+
+
+def frame_of_rows(session_specs):
+    """Stand-ins leave no checkpoints, but some leave rows."""
+    frames = [search_trials.last_frame(f'{s["meta"]["info_prepath"]}_session_df_train.csv') for s in session_specs]
+    return min(frames) or None
+
+
+def search_process(lab, part, trials, kill_at=None, with_ray=True, **meta):
+    """Returns: {trial: its row of the table}; None where `kill_at` says when it is killed, as it must be then."""
+    code = SEARCH.format(
         path=[str(ROOT), str(HERE), str(HERE.parent)],
-        search={'agent': [{'algorithm': {'gamma__grid_search': gammas}}]},
+        search=part,
         meta={'search_resources': {'cpu': experiment.count_cpus()}, **meta},
-        trials=f'search_trials:{trials}',
+        trials=trials,
+        with_ray=with_ray,
     )
-    env = {**os.environ, 'LAB_DATA_DIR': str(tmp_path / 'data'), 'PYTHONPATH': str(HERE)}
-    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stdout + done.stderr
-    text = done.stdout[done.stdout.index('trial,status') :]
-    return {int(row.split(',')[0]): row.split(',')[1:] for row in text.strip().splitlines()[1:]}
+    env = {**os.environ, 'LAB_DATA_DIR': str(lab.data), 'PYTHONPATH': str(HERE)}
+    with open(lab.folder / 'output.txt', 'w+') as output:  # processes that outlive it hold the file
+        done = subprocess.run(
+            [sys.executable, '-c', code],
+            env=env if kill_at is None else {**env, 'KILL_AT': kill_at},
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=PATIENCE,
+        )
+        output.seek(0)
+        text = output.read()
+    assert done.returncode == (0 if kill_at is None else -signal.SIGKILL), text
+    return None if kill_at else {row['trial']: row for row in json.loads(text.splitlines()[-1])}
+
+
+def test_asha_that_starts_anew_decides_on_what_it_was_told_before():
+    """Rungs at frames 200, 400, 800; below the median at a rung, a trial ends there."""
+    pytest.importorskip('ray')
+
+    class Queue:
+        gammas, frames, given_up = [0.5, 0.9, 0.4, 0.8], [1600, 1600, 200, 300], []
+
+        def others(self):
+            return [0, 1]
+
+        def reports(self, trial):
+            return [(frame, self.gammas[trial]) for frame in range(100, self.frames[trial] + 1, 100)]
+
+        def give_up(self, trial, frame):
+            self.given_up.append((trial, frame))
+
+    queue = Queue()
+    asha = search._make_asha(queue, {**ASHA, 'brackets': 1, 'max_t': 10**6}, seed=0)
+    trials = [search._EarlierTrial(str(i), {'trial': i}) for i in range(5)]
+    asha.on_trial_add(None, trials[2])
+    assert queue.given_up == [(2, 200)]  # nobody had decided on its last row
+    asha.on_trial_add(None, trials[3])
+    asha.on_trial_result(None, trials[3], {'frame': 400, 'total_reward_ma': 0.8})
+    assert queue.given_up == [(2, 200)]
+    queue.frames.append(0)
+    asha.on_trial_add(None, trials[4])
+    for frame in (200, 300, 400):  # its medians are 0.65 and 0.8
+        asha.on_trial_result(None, trials[4], {'frame': frame, 'total_reward_ma': 0.7})
+    assert queue.given_up == [(2, 200), (4, 400)]
 
 
 @pytest.mark.timeout(600)
-def test_asha_stops_what_is_worse_than_what_came_before_and_failures_are_rows(lab, tmp_path):
+def test_asha_stops_what_is_worse_than_what_came_before_and_failures_are_rows(lab):
     """One trial at a time, reduction factor 2, rungs at frames 200, 400, 800: below the median of the earlier ones at
     a rung, a trial ends there. Those of gamma 0.6 and 0.7 crash and die before they tell of anything."""
     pytest.importorskip('ray')
-    code = SEARCH.format(
-        path=[str(ROOT), str(HERE), str(HERE.parent)],
-        search={'agent': [{'algorithm': {'gamma__grid_search': [0.5, 0.9, 0.6, 0.4, 0.7, 0.8]}}]},
-        meta={
-            'search_resources': {'cpu': experiment.count_cpus()},
-            'search_scheduler': {'grace_period': 200, 'reduction_factor': 2},
-        },
-    )
-    env = {**os.environ, 'LAB_DATA_DIR': str(lab.data), 'PYTHONPATH': str(HERE)}
-    done = subprocess.run([sys.executable, '-c', code], env=env, capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stdout + done.stderr
-    rows = {row['trial']: row for row in json.loads(done.stdout.splitlines()[-1])}
+    part = {'agent': [{'algorithm': {'gamma__grid_search': [0.5, 0.9, 0.6, 0.4, 0.7, 0.8]}}]}
+    rows = search_process(lab, part, 'climb', search_scheduler=ASHA)
     # 0.5 is the first, 0.9 is above it, 0.4 is below the median 0.7 of both. 0.8 is above the median 0.5 of 0.4, 0.5,
     # 0.9 at the first rung, and above the median 0.7 of 0.5 and 0.9 at the others
     ends = {trial: (row['status'], row['frame']) for trial, row in rows.items()}
-    full = ('finished', 1600)
-    assert {trial: ends[trial] for trial in (0, 1, 3, 5)} == {
-        0: full,
-        1: full,
-        3: ('stopped by the scheduler', 200),
-        5: full,
-    }
+    assert {trial: ends[trial] for trial in (0, 1, 3, 5)} == {0: FULL, 1: FULL, 3: (GIVEN_UP, 200), 5: FULL}
     assert ends[2][0] == ends[4][0] == 'failed'
     assert 'RuntimeError: boom' in rows[2]['error'] and 'its process died (exit 7)' in rows[4]['error']
     assert_nothing_is_left(lab)
 
 
-SEARCH = """
-import sys
-sys.path[:0] = {path!r}
-import test_search
-from slm_lab.experiment import analysis, experiment_analysis
-from slm_lab.experiment.experiment import Experiment
-analysis._draw = experiment_analysis.draw_experiment = lambda *args: True
-spec = test_search.get_spec({search!r}, max_frame=1600, **{meta!r})
-outcome = Experiment(spec, run_trial='search_trials:climb').run()
-print(outcome.table[['trial', 'status', 'frame', 'error']].to_json(orient='records'))
-"""
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_asha_that_is_killed_twice_decides_as_if_it_had_not_been(lab):
+    """As above: one at a time, rungs at frames 200, 400, 800."""
+    pytest.importorskip('ray')
+    part = {'agent': [{'algorithm': {'gamma__grid_search': [0.5, 0.9, 0.4, 0.8, 0.72, 0.62]}}]}
+    # killed before the scheduler has heard of the row that trial 2 ends by
+    search_process(lab, part, 'climb_on_disk', '2 200 untold', search_scheduler=ASHA)
+    before = hashes(lab.run_folder, 'info/*_t0_*', 'info/*_t1_*')
+    assert len(before) == 6  # sample, result, rows
+    search_process(lab, part, 'climb_on_disk', '3 300 told', search_scheduler=ASHA)
+    before |= hashes(lab.run_folder, 'info/*_t2_*')
+    rows = search_process(lab, part, 'climb_on_disk', search_scheduler=ASHA)
+    # 0.72 is above the median 0.65 of 0.4, 0.5, 0.8, 0.9 at the first rung, below the median 0.8 of 0.5, 0.8, 0.9 at
+    # the second; 0.62 is below the median 0.72 of all five at the first, and above 0.61, what it were without 0.8
+    expected = {0: FULL, 1: FULL, 2: (GIVEN_UP, 200), 3: FULL, 4: (GIVEN_UP, 400), 5: (GIVEN_UP, 200)}
+    assert {trial: (row['status'], row['frame']) for trial, row in rows.items()} == expected
+    assert hashes(lab.run_folder, *before) == before
+    for trial, (_, end) in expected.items():
+        df = pd.read_csv(lab.run_folder / 'info' / f'tiny_t{trial}_s0_session_df_train.csv')
+        assert df['frame'].tolist() == list(range(100, end + 1, 100))
+    assert_nothing_is_left(lab)
+
+
+def test_optuna_that_is_killed_draws_as_if_it_had_not_been(lab):
+    """One trial at a time: each is drawn from the results of all before it."""
+    pytest.importorskip('optuna')
+    part = {'agent': [{'algorithm': {'gamma__uniform': [0, 1]}}]}
+    options = {'with_ray': False, 'max_trial': 14, 'search_alg': 'optuna'}
+    search_process(lab, part, 'finish_or_kill', '11', **options)  # its first ten draws are random, whatever it is told
+    records = lab.run_folder / 'info'
+    assert [(records / f'tiny_t{i}_sample.json').exists() for i in (11, 12)] == [True, False]
+    drawn = hashes(records, '*_sample.json')
+    rows = search_process(lab, part, 'finish_or_kill', **options)
+    assert hashes(records, *drawn) == drawn
+    spaces, told = search_records.search_space.parse(get_spec(part)), []
+    for trial in range(14):
+        values = search.suggest_by_optuna(spaces, 7, trial, told)  # random_seed 7
+        assert (rows[trial]['status'], read_json(records / f'tiny_t{trial}_sample.json')['values']) == (
+            'finished',
+            values,
+        )
+        told.append((values, values[GAMMA]))
+    assert search.suggest_by_optuna(spaces, 7, 13, told[:11]) != values
