@@ -108,7 +108,7 @@ def estimate(spec, num_parallel=1):
     resolved = spec_util.resolve(spec)
     env = make_env(spec, 0, num_envs=1)
     env.close()
-    num_envs, max_frame = resolved['env']['num_envs'], resolved['env']['max_frame']
+    num_envs, max_frame = resolved['env']['num_envs'], spec_util.session_max_frame(resolved)
     world = World(env.observation_space, env.action_space, num_envs)
     algorithm = _build_algorithm(resolved['agent'], world)
     memory, replay = _split(resolved['agent']['memory'])

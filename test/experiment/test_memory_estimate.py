@@ -101,6 +101,13 @@ def test_slots_that_the_run_never_reaches_are_reserved_but_not_counted():
     assert needed.mapped > 10_000 * CARTPOLE_ROW
 
 
+def test_workers_that_divide_max_frame_keep_their_own_share():
+    spec = spec_util.get('demo.json', 'dqn_cartpole')
+    spec['env'][0]['max_frame'] = 600
+    spec['meta'] |= {'distributed': 'synced', 'max_session': 3}
+    assert estimate(spec, 3).parts['replay of 200 transitions'] == 3 * 200 * CARTPOLE_ROW
+
+
 def test_sessions_that_run_together_and_their_parent():
     spec = spec_util.get('demo.json', 'dqn_cartpole')
     one, three = estimate(spec), estimate(spec, 3)
