@@ -3,7 +3,9 @@
 import json
 import multiprocessing
 import os
+import shutil
 import signal
+from pathlib import Path
 
 import lab_process
 import pytest
@@ -323,6 +325,50 @@ def test_the_global_nets_are_those_of_the_newest_checkpoint_and_a_workers_own_ne
         worker.join(True)
         assert worker.clock.frame == frame
         assert not differ(newest, weights(worker.agent.algorithm.learners['net']))
+
+
+def worker_at(spec, shared, frame):
+    worker = build_worker(spec, shared)
+    worker.stop = StopAtFrame(worker, frame)
+    worker.run()
+    return worker
+
+
+def test_a_folder_without_checkpoints_goes_on_from_the_nets_of_the_worker_that_came_furthest(tmp_path):
+    """As SLM Lab v4.2 leaves it: rows, nets and optimizers of each."""
+    raw = hogwild_spec('synced', env={'max_frame': 2000}, meta={'log_frequency': 20})
+    specs = specs_of(tmp_path, raw)
+    for spec in specs:
+        spec_util.save(spec)
+    shared = hogwild.build(specs, False, load_net)
+    furthest = weights(worker_at(specs[0], shared, 120).agent.algorithm.learners['net'])
+    worker_at(specs[1], shared, 60)
+    shutil.rmtree(Path(specs[0]['meta']['predir']) / 'checkpoint')
+
+    again = hogwild.build(specs, True, load_net)
+    assert not differ(furthest, {k: again['net'][f'net.{k}'] for k in furthest})
+    for spec, frame in zip(specs, (120, 60), strict=True):
+        worker = hogwild.Worker(spec, 'train', StopRequest(), again)
+        assert not resume.restore_session(worker).exact
+        worker.join(True)
+        assert worker.clock.frame == frame
+        assert not differ(furthest, weights(worker.agent.algorithm.learners['net']))
+
+
+@pytest.mark.parametrize('distributed', ['shared', 'synced'])
+def test_load_net_gives_all_workers_the_nets_that_it_names(tmp_path, distributed):
+    source = specs_of(tmp_path / 'source', hogwild_spec())[0]
+    worker_at(source, hogwild.build([source], False, load_net), 120)
+    raw = hogwild_spec(distributed)
+    raw['agent'][0]['load_net'] = source['meta']['model_prepath']
+    specs = specs_of(tmp_path / 'new', raw)
+    shared = hogwild.build(specs, False, load_net)
+    for name in ('net', 'critic_net'):
+        saved = torch.load(f'{source["meta"]["model_prepath"]}_{name}_model.pt', weights_only=True)
+        for spec in specs:
+            worker = build_worker(spec, shared)
+            assert not differ(saved, weights(worker.agent.algorithm.learners[name]))
+            assert worker.clock.frame == 0
 
 
 def set_time(path, time):
