@@ -405,6 +405,8 @@ def run_trial(spec, index, stop):
     outcome = trial.run()
     specs = [spec_util.session_spec(trial.spec, i) for i in range(trial.spec['meta'].get('max_session', 1))]
     if outcome.finished and outcome.metrics:
+        if stop() and not stop.given_up:  # its graphs were left out: whoever goes on with the search has them drawn
+            return None
         return {'status': FINISHED, 'frame': reached_frame(specs), 'metrics': outcome.metrics}
     if not outcome.finished and stop.given_up:
         metrics = analysis.analyze_trial(trial.spec, [analyze_finished(spec) for spec in specs])

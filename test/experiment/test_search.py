@@ -28,6 +28,7 @@ from slm_lab.experiment import (
 from slm_lab.experiment.experiment import Experiment, TrialQueue
 from slm_lab.experiment.run_lock import RunLock
 from slm_lab.experiment.stop import StopRequest
+from slm_lab.experiment.trial import Trial
 from slm_lab.lib import logger as lab_logger
 from slm_lab.lib import viz
 from slm_lab.lib.errors import LabError, ResumeError, SpecError
@@ -289,6 +290,25 @@ def test_any_trial_can_be_gone_on_with_by_itself(here, command, tmp_path, capsys
     assert main([str(spec_file), SPEC_NAME, f'search@{folder}']) == 0
     assert pd.read_csv(folder / 'tiny_experiment_df.csv')['frame'].tolist() == [180, 180]
     assert hashes(folder, 'checkpoint/*_t1_*/*') == second
+
+
+def test_a_trial_whose_search_died_before_its_graphs_were_drawn_is_not_done(here, monkeypatch):
+    drawn, stop, analyze = [], StopRequest(parent=os.getppid()), Trial._analyze
+    monkeypatch.setattr(analysis, '_draw', lambda *args: drawn.append(args) or True)
+
+    def die_and_analyze(trial, *args):
+        stop.parent = -1
+        drawn.clear()
+        return analyze(trial, *args)
+
+    monkeypatch.setattr(Trial, '_analyze', die_and_analyze)
+    spec = get_spec({'agent': [{'algorithm': {'gamma__grid_search': [0.9]}}]}, max_frame=60)
+    outcome = Experiment(spec, stop).run()
+    assert not outcome.finished and outcome.table['status'].tolist() == ['interrupted'] and not drawn
+
+    monkeypatch.setattr(Trial, '_analyze', analyze)
+    outcome = Experiment(again(spec), resumes=True).run()
+    assert outcome.finished and outcome.table['status'].tolist() == ['finished'] and drawn
 
 
 _NO_GRAPH = 'import slm_lab.experiment.experiment_analysis as a; a.draw_experiment = lambda *_: True'
