@@ -15,9 +15,8 @@ import time
 from pathlib import Path
 
 from slm_lab.experiment import cluster_worker, resume, search
-from slm_lab.experiment.checkpoint import CheckpointStore
+from slm_lab.experiment.checkpoint import CheckpointStore, store_of
 from slm_lab.experiment.search_worker import WatchedStop
-from slm_lab.experiment.session import store_of
 from slm_lab.experiment.session_processes import SessionResult, run_guarded
 from slm_lab.lib.errors import MachineError
 from slm_lab.lib.files import write_json

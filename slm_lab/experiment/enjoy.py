@@ -4,8 +4,9 @@ import logging
 from pathlib import Path
 
 from slm_lab.experiment import model_files, resume, retro_analysis
+from slm_lab.experiment.checkpoint import store_of
 from slm_lab.experiment.retro_analysis import located_spec
-from slm_lab.experiment.session import Session, store_of
+from slm_lab.experiment.session import Session
 from slm_lab.lib.errors import LabError, ResumeError
 from slm_lab.lib.paths import for_display
 from slm_lab.spec import spec_util

@@ -22,7 +22,8 @@ import torch
 import torch.multiprocessing  # noqa: F401 (teaches multiprocessing to hand over shared tensors)
 
 from slm_lab.experiment import model_files, resume, retro_analysis
-from slm_lab.experiment.session import Session, store_of
+from slm_lab.experiment.checkpoint import store_of
+from slm_lab.experiment.session import Session
 from slm_lab.lib.errors import MachineError
 from slm_lab.lib.state import walk
 

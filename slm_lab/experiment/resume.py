@@ -14,7 +14,7 @@ import numpy
 import torch
 
 from slm_lab.experiment import model_files, retro_analysis
-from slm_lab.experiment.session import store_of
+from slm_lab.experiment.checkpoint import store_of
 from slm_lab.lib import files
 from slm_lab.lib.errors import LabError, ResumeError, SpecError
 from slm_lab.lib.paths import for_display

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slm_lab.experiment import resume, retro_analysis
-from slm_lab.experiment.session import Session, store_of
+from slm_lab.experiment.checkpoint import store_of
+from slm_lab.experiment.session import Session
 from slm_lab.lib.errors import LabError, ResumeError
 from slm_lab.lib.paths import for_display
 from slm_lab.lib.state import first_difference
