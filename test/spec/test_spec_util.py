@@ -343,6 +343,28 @@ def test_what_nothing_reads_gives_one_warning_line(caplog):
     }
 
 
+def test_reinforce_has_one_net_and_compares_no_values_and_says_so(caplog):
+    optim = {'name': 'RMSprop', 'lr': 0.0007}
+    net = {
+        **DQN['agent'][0]['net'],
+        'loss_spec': {'name': 'CrossEntropyLoss'},  # which a value loss cannot be
+        'actor_optim_spec': optim,
+        'critic_optim_spec': optim,
+    }
+    algorithm = {'name': 'Reinforce', 'gamma': 0.9, 'training_frequency': 1}
+    spec = changed(('agent.0', {'algorithm': algorithm, 'memory': {'name': 'OnPolicyReplay'}, 'net': net}))
+    with caplog.at_level(logging.WARNING):
+        resolved = spec_util.resolve(spec)
+        spec_util.check(spec)
+    assert resolved['agent']['net']['loss_spec'] == {'name': 'MSELoss'}
+    (line,) = caplog.messages
+    assert set(line.removeprefix('my_spec: nothing reads ').split(', ')) == {
+        'agent.0.net.loss_spec',
+        'agent.0.net.actor_optim_spec',
+        'agent.0.net.critic_optim_spec',
+    }
+
+
 def test_random_reads_no_net_and_says_so(caplog):
     agent = {'algorithm': {'name': 'Random', 'gamma': 0.9}, 'memory': {'name': 'OnPolicyReplay'}, 'net': {'type': 'X'}}
     with caplog.at_level(logging.WARNING):

@@ -86,6 +86,7 @@ class ActorCritic(Reinforce):
         'normalize_v_targets': Key('bool', False, note='divide values and targets by the running deviation of targets'),
         'training_frequency': Key('int|null', None, low=1, note='env steps or episodes between trainings'),
     }
+    HAS_LOSS = True
 
     @classmethod
     def resolve_net(cls, net, where):

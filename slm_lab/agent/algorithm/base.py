@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import numpy as np
+import pydash
 import torch
 
 from slm_lab.agent import distribution, policy
@@ -79,6 +80,7 @@ class Algorithm:
     SCHEDULED = ('explore_var',)  # values that are functions of the frame, by their keys without `_spec`
     HAS_CRITIC_SPEC = False  # whether `critic_net` beside `net` is read
     HAS_TARGET = False  # whether a target net follows the net
+    HAS_LOSS = True  # whether values are compared with targets, by the net's loss_spec
     ACTION_TYPES = ()  # kinds of action spaces that it can act in; empty: any
     entropy_coef = float('nan')  # of algorithms that have none
 
@@ -99,7 +101,7 @@ class Algorithm:
             self._check_policy()
             self.policy = POLICIES.get(self.spec['action_policy'])
             self.device = pick_device(self.net_spec['gpu'], place)
-            self.loss_fn = build_loss(self.net_spec['loss_spec'])
+            self.loss_fn = build_loss(self.net_spec['loss_spec']) if self.HAS_LOSS else None
             self.init_nets()
             self._set_log_std()
             net = self.learners['net'].net
@@ -133,10 +135,12 @@ class Algorithm:
         net_class = NETS.get(net['type'], f'{where}.type')
         if net_class.TAKES_ACTIONS:
             raise SpecError(f"{where}.type: '{net['type']}' takes actions, so it can be a critic but cannot act")
-        checked = read_keys(net_class.KEYS, net, where)
-        unread = () if cls.HAS_TARGET else TARGET_KEYS
-        if cls.HAS_TARGET and checked.values['update_type'] == 'replace':
-            unread = ('polyak_coef',)
+        unread = [] if cls.HAS_LOSS else ['loss_spec']
+        checked = read_keys(net_class.KEYS, pydash.omit(net, unread), where)
+        if not cls.HAS_TARGET:
+            unread += TARGET_KEYS
+        elif checked.values['update_type'] == 'replace':
+            unread += ['polyak_coef']
         defaults = {key: NET_KEYS[key].default for key in unread}
         return {**checked.values, **defaults}, checked.ignored + [f'{where}.{key}' for key in unread if key in net]
 

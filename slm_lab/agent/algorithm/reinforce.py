@@ -47,6 +47,7 @@ class Reinforce(Algorithm):
 
     KEYS = {**POLICY_KEYS, 'center_return': Key('bool', False, note="subtract the batch's mean return")}
     MEMORIES = ('OnPolicyReplay', 'OnPolicyBatchReplay', 'OnPolicyCrossEntropy')
+    HAS_LOSS = False
     SCHEDULED = ('explore_var', 'entropy_coef')
 
     def init_nets(self):

@@ -93,6 +93,8 @@ NET_KEYS = {
     'cuda_id': leftover('written by older labs'),
     'shared': leftover('actor-critic algorithms only'),
     'use_same_optim': leftover('actor-critic algorithms only'),
+    'actor_optim_spec': leftover('actor-critic algorithms only'),
+    'critic_optim_spec': leftover('actor-critic algorithms only'),
     'normalize': leftover('image nets only'),
     'batch_norm': leftover('image nets only'),
 }
