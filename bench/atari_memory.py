@@ -12,6 +12,7 @@ some checkpoints of 10,000 new frames each. Printed, beside what single frames o
 """
 
 import argparse
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -141,19 +142,20 @@ def fill_and_save(env, rows, checkpoints, folder):
 
 
 def write_bare(session, path):
-    """Keeps the frames as bare zstd chunks, each behind its length."""
+    """Keeps the frames as bare zstd chunks, each behind its length, and before them how many there are."""
     ring = frames_ring(session)
     with open(path, 'wb') as file:
+        file.write((ring.written - ring.first_row).to_bytes(8, 'little'))
         for chunk in compress_bare(ring, ring.first_row, ring.written):
             file.write(len(chunk).to_bytes(8, 'little') + chunk)
 
 
-def read_bare(path, rows):
+def read_bare(path):
     """Seconds that bare zstd takes to decompress the frames into memory that was not touched before, as ours is."""
     decompressor, slot = zstandard.ZstdDecompressor(), 0
     began = time.perf_counter()
-    target = np.zeros((rows, FRAME_BYTES), np.uint8)
     with open(path, 'rb') as file:
+        target = np.zeros((int.from_bytes(file.read(8), 'little'), FRAME_BYTES), np.uint8)
         while length := int.from_bytes(file.read(8), 'little'):
             chunk = file.read(length)
             num_rows = zstandard.frame_content_size(chunk) // FRAME_BYTES
@@ -163,28 +165,35 @@ def read_bare(path, rows):
     return time.perf_counter() - began
 
 
-def restore(env, rows, folder):
-    """In a process of its own: bare zstd decompresses the frames, then a checkpoint is restored.
-
-    Memory that a virtual machine has never touched is slow to get, so bare zstd does it twice: all but its first time
-    write into pages that the time before has given back.
-    """
+def read_ours(env, rows, folder):
+    """Restores a checkpoint into a session built anew. Returns: (bytes of frames, seconds), checksums included"""
     session = Session(random_play_spec(env, rows), store=False)
-    store, bare_path = CheckpointStore(folder), folder.with_name('bare')
-    capacity = frames_ring(session).capacity
-    bare = [read_bare(bare_path, capacity) for _ in range(2)][-1]
+    template, store = session.state_dict(), CheckpointStore(folder)
     began = time.perf_counter()
-    generation = store.find().generation
-    found = time.perf_counter() - began
-    began = time.perf_counter()
-    tree = store.restore(generation, session.state_dict())
-    read = time.perf_counter() - began
+    tree = store.restore(store.find().generation, template)
+    took = time.perf_counter() - began
     session.load_state_dict(tree)
     ring = frames_ring(session)
-    size = (ring.written - ring.first_row) * FRAME_BYTES / GB
-    print(f'restore: checksums {found:.2f} s, then {size:.2f} GB in {read:.2f} s ({size / read:.2f} GB/s)')
-    print(f'bare zstd: {bare:.2f} s ({size / bare:.2f} GB/s), of which ours has {bare / read:.0%}')
     session.close()
+    return (ring.written - ring.first_row) * FRAME_BYTES, took
+
+
+def restore(env, rows, folder, times=5):
+    """In a process of its own: bare zstd decompresses the frames and a checkpoint is restored, in turn.
+
+    Memory that a virtual machine has never touched is slow to get, so the first turn is not counted: all others write
+    into pages that a turn before has given back.
+    """
+    bare_path, turns = folder.with_name('bare'), []
+    for _ in range(1 + times):
+        bare = read_bare(bare_path)
+        size, ours = read_ours(env, rows, folder)
+        turns.append((ours, bare))
+    ours, bare = (statistics.median(column) for column in zip(*turns[1:], strict=True))
+    print(f'restore: {size / GB:.2f} GB in {ours:.2f} s ({size / ours / GB:.2f} GB/s), median of {times}')
+    share = statistics.median(b / o for o, b in turns[1:])
+    print(f'bare zstd in turn with it: {bare:.2f} s ({size / bare / GB:.2f} GB/s), of which ours has {share:.0%}')
+    print('turn by turn:', ' '.join(f'{b / o:.0%}' for o, b in turns[1:]))
 
 
 def compare_with_sb3(env, rows, folder):

@@ -249,12 +249,8 @@ class SoftActorCritic(Algorithm):
     def train_policy(self, batch):
         """One optimizer step of the policy and one of alpha. Returns: their losses, and the mean entropy"""
         pd = self.distribution(self.net(batch.states))
-        for critic in self.critics:  # their gradients are not wanted
-            critic.requires_grad_(False)
         values, entropies = self.soft_value(pd, self.min_q_of_policy(batch.states))
         losses = [self.learners['net'].step(-values.mean())]
-        for critic in self.critics:
-            critic.requires_grad_(True)
         entropies = entropies.detach()
         losses.append(self.learners['alpha'].step(temperature_loss(self.log_alpha, entropies, self.target_entropy)))
         return losses, entropies.mean().item()

@@ -50,20 +50,23 @@ class BatchRenorm1d(nn.Module):
     def forward(self, x):
         rows = x.reshape(-1, x.shape[-1])
         if self.training and len(rows) > 1:
-            normed = self._renormed(rows)
-        else:
-            normed = (rows - self.running_mean) / torch.sqrt(self.running_var + self.eps)
-        return (normed * self.weight + self.bias).reshape(x.shape)
+            return self._renormed(rows).reshape(x.shape)
+        normed = functional.batch_norm(
+            rows, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps
+        )
+        return normed.reshape(x.shape)
 
     def _renormed(self, rows):
-        mean, var = rows.mean(0), rows.var(0, correction=0)
-        sigma = torch.sqrt(var + self.eps)
+        mean, var = torch.zeros_like(self.running_mean), torch.zeros_like(self.running_var)
+        # torch's own kernel; at momentum 1 its running statistics are those of the batch
+        normed = functional.batch_norm(rows, mean, var, training=True, momentum=1.0, eps=self.eps)
         with torch.no_grad():
-            r, d = self._correction(mean, sigma)
+            var = var * ((len(rows) - 1) / len(rows))  # which torch has divided by n − 1
+            r, d = self._correction(mean, torch.sqrt(var + self.eps))
             self.running_mean.lerp_(mean, self.momentum)
             self.running_var.lerp_(var, self.momentum)
             self.step += 1
-        return (rows - mean) / sigma * r + d
+        return torch.addcmul(self.bias + d * self.weight, normed, r * self.weight)
 
     def _correction(self, mean, sigma):
         running = torch.sqrt(self.running_var + self.eps)

@@ -125,7 +125,7 @@ class Learner:
             return self._skip(value)
         for parameter in self.params:  # what zero_grad does, without its profiling hooks
             parameter.grad = None
-        loss.backward()
+        loss.backward(inputs=self.params)  # nets that the loss passes through on its way keep no gradient
         if self.clip_grad_val is not None:
             torch.nn.utils.clip_grad_norm_(self.params, self.clip_grad_val, foreach=True)
         if self.check:
