@@ -12,7 +12,7 @@ some checkpoints of 10,000 new frames each. Printed, beside what single frames o
 """
 
 import argparse
-import statistics
+import resource
 import subprocess
 import sys
 import tempfile
@@ -150,28 +150,46 @@ def write_bare(session, path):
             file.write(len(chunk).to_bytes(8, 'little') + chunk)
 
 
+def stopwatch():
+    """(seconds on the clock, of which this process computed, of which the system worked for it), to be subtracted."""
+    cpu = resource.getrusage(resource.RUSAGE_SELF)
+    return np.array([time.perf_counter(), cpu.ru_utime, cpu.ru_stime])
+
+
+def have_at_hand(size):
+    """Touches memory and gives it back at once: what is asked for next costs no more than the kernel's zeros.
+
+    A virtual machine that reports free pages to its host has to fetch them again a second or two later: 3 GB took
+    0.35 s right after they were freed, and 4.5 to 7 s after a pause of two seconds or more.
+    """
+    np.ones(size, np.uint8)
+
+
 def read_bare(path):
-    """Seconds that bare zstd takes to decompress the frames into memory that was not touched before, as ours is."""
+    """Seconds (wall, user, system) that bare zstd takes to decompress the frames into memory asked for anew."""
     decompressor, slot = zstandard.ZstdDecompressor(), 0
-    began = time.perf_counter()
     with open(path, 'rb') as file:
-        target = np.zeros((int.from_bytes(file.read(8), 'little'), FRAME_BYTES), np.uint8)
+        num_rows = int.from_bytes(file.read(8), 'little')
+        have_at_hand(num_rows * FRAME_BYTES)
+        began = stopwatch()
+        target = np.zeros((num_rows, FRAME_BYTES), np.uint8)
         while length := int.from_bytes(file.read(8), 'little'):
             chunk = file.read(length)
             num_rows = zstandard.frame_content_size(chunk) // FRAME_BYTES
             with decompressor.stream_reader(chunk) as reader:
                 reader.readinto(target[slot : slot + num_rows].reshape(-1))
             slot += num_rows
-    return time.perf_counter() - began
+    return stopwatch() - began
 
 
 def read_ours(env, rows, folder):
-    """Restores a checkpoint into a session built anew. Returns: (bytes of frames, seconds), checksums included"""
+    """Restores a checkpoint into a session built anew. Returns: (bytes of frames, seconds as `read_bare` has them)"""
     session = Session(random_play_spec(env, rows), store=False)
     template, store = session.state_dict(), CheckpointStore(folder)
-    began = time.perf_counter()
+    have_at_hand(rows * FRAME_BYTES)
+    began = stopwatch()
     tree = store.restore(store.find().generation, template)
-    took = time.perf_counter() - began
+    took = stopwatch() - began
     session.load_state_dict(tree)
     ring = frames_ring(session)
     session.close()
@@ -181,19 +199,20 @@ def read_ours(env, rows, folder):
 def restore(env, rows, folder, times=5):
     """In a process of its own: bare zstd decompresses the frames and a checkpoint is restored, in turn.
 
-    Memory that a virtual machine has never touched is slow to get, so the first turn is not counted: all others write
-    into pages that a turn before has given back.
+    The first turn is not counted: memory that a virtual machine has never touched is slow to get.
     """
     bare_path, turns = folder.with_name('bare'), []
     for _ in range(1 + times):
         bare = read_bare(bare_path)
         size, ours = read_ours(env, rows, folder)
         turns.append((ours, bare))
-    ours, bare = (statistics.median(column) for column in zip(*turns[1:], strict=True))
-    print(f'restore: {size / GB:.2f} GB in {ours:.2f} s ({size / ours / GB:.2f} GB/s), median of {times}')
-    share = statistics.median(b / o for o, b in turns[1:])
-    print(f'bare zstd in turn with it: {bare:.2f} s ({size / bare / GB:.2f} GB/s), of which ours has {share:.0%}')
-    print('turn by turn:', ' '.join(f'{b / o:.0%}' for o, b in turns[1:]))
+    ours, bare = (np.median(column, axis=0) for column in zip(*turns[1:], strict=True))
+    print(f'restore, median of {times} turns: {size / GB:.2f} GB in {ours[0]:.2f} s ({size / ours[0] / GB:.2f} GB/s)')
+    print(f'  user {ours[1]:.2f} s, system (mostly to get the memory) {ours[2]:.2f} s')
+    print(f'bare zstd in turn with it: {bare[0]:.2f} s; user {bare[1]:.2f} s, system {bare[2]:.2f} s')
+    for what, column in (('rate', 0), ('rate by user time', 1)):
+        shares = ' '.join(f'{b[column] / o[column]:.0%}' for o, b in turns[1:])
+        print(f"{what} as a share of bare zstd's: {bare[column] / ours[column]:.0%}; turn by turn {shares}")
 
 
 def compare_with_sb3(env, rows, folder):
