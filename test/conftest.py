@@ -1,9 +1,10 @@
-"""Makes `resume` importable for the tests of the folders below, and lends them what its runs need."""
+"""Makes `resume` and its like importable for the tests of the folders below, and lends them what their runs need."""
 
 import signal
 
 import pytest
 import resume
+from lab_process import Lab, fork_server
 
 
 @pytest.fixture(scope='session')
@@ -12,6 +13,14 @@ def fresh():
     process = resume.FreshProcess()
     yield process
     process.close()
+
+
+@pytest.fixture
+def lab(tmp_path):
+    """A folder to run the lab in, in processes of their own that end with the test."""
+    lab = Lab(tmp_path, fork_server())
+    yield lab
+    lab.close()
 
 
 @pytest.fixture

@@ -96,8 +96,10 @@ def install(hooks):
 """
 
 # a picture takes longer than all the training of these tests; runs whose graphs matter ask for them
+_NO_SEARCH_GRAPH = 'import slm_lab.experiment.experiment_analysis as a; a.draw_experiment = lambda *_: True'
 NO_GRAPHS = [
     ('slm_lab.experiment.analysis', '', 1, 'import slm_lab.experiment.analysis as a; a._draw = lambda *_: True'),
+    ('slm_lab.experiment.experiment_analysis', '', 1, _NO_SEARCH_GRAPH),
 ]
 
 # Sessions side by side are forked from their trial instead of started anew, which takes each of them seconds.
@@ -285,6 +287,37 @@ class Lab:
                     if Path(process.cwd()).is_relative_to(self.folder):
                         process.kill()
             life.kill()
+
+    def living(self, word=None):
+        """Processes started anew for its data, such as Ray's, which leave the process group of their life.
+
+        Args:
+            word: one of their command line; None stands for any
+        """
+        import psutil
+
+        found = []
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.environ().get('LAB_DATA_DIR') != str(self.data) or process.status() == 'zombie':
+                    continue
+                if word is None or word in process.cmdline():
+                    found.append(process)
+        return found
+
+    def kill_living(self, word=None):
+        import psutil
+
+        for process in self.living(word):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+
+    def assert_nothing_lives(self, word=None, timeout=20):
+        """Whatever ends by itself gets some seconds to."""
+        until = time.monotonic() + timeout
+        while (left := self.living(word)) and time.monotonic() < until:
+            time.sleep(0.1)
+        assert left == []
 
     def write_spec(self, **changes):
         self.spec_file.write_text(json.dumps({SPEC_NAME: make_spec(**changes)}))

@@ -5,7 +5,7 @@ import re
 import signal
 
 import pytest
-from lab_process import Lab, fork_server, hashes, make_spec, read_rows
+from lab_process import hashes, make_spec, read_rows
 
 from run_lab import check_jobs, main, read_jobs
 from slm_lab.agent.agent import Agent
@@ -16,9 +16,8 @@ SHIPPED = sorted((paths.CHECKOUT / 'job').glob('*.json'))
 
 
 @pytest.fixture
-def lab(command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    lab = Lab(tmp_path, fork_server())
+def lab(lab, command, monkeypatch):
+    monkeypatch.chdir(lab.folder)
     specs = {name: make_spec(max_frame=120, log_frequency=60) for name in ('first', 'second', 'third')}
     specs['tiny'] = specs['third'] | {
         'env': [{**make_spec()['env'][0], 'name': '${env}', 'max_frame': 60}],
@@ -26,8 +25,7 @@ def lab(command, tmp_path, monkeypatch):
     }
     specs['tiny']['meta'] = {**specs['tiny']['meta'], 'num_cpus': 1000}  # one after the other
     lab.spec_file.write_text(json.dumps(specs))
-    yield lab
-    lab.close()
+    return lab
 
 
 def write_job(lab, **modes):

@@ -5,7 +5,7 @@ import re
 import signal
 
 import pytest
-from lab_process import SPEC_NAME, Lab, end_of, fork_server, hashes, make_spec, resume_command
+from lab_process import SPEC_NAME, end_of, hashes, make_spec, resume_command
 
 from run_lab import main, parse_mode
 from slm_lab.lib.errors import SpecError
@@ -13,11 +13,9 @@ from slm_lab.spec import spec_util
 
 
 @pytest.fixture
-def lab(tmp_path):
-    lab = Lab(tmp_path, fork_server())
+def lab(lab):
     lab.write_spec(max_frame=120, log_frequency=60)
-    yield lab
-    lab.close()
+    return lab
 
 
 def assert_refused(lab, life, *wanted):

@@ -9,7 +9,6 @@ import gymnasium
 import pandas as pd
 import pytest
 from env_cases import spec_of
-from lab_process import Lab, fork_server
 
 from slm_lab.env import check_env_spec, make_env, make_raw, registration, what_is_made
 from slm_lab.env.registration import make_single
@@ -54,21 +53,17 @@ def frames(lab, session):
     return pd.read_csv(path)['frame'].tolist()
 
 
-def test_the_worked_example_trains_in_two_sessions_and_is_resumed_in_the_middle_of_its_episodes(tmp_path):
-    lab = Lab(tmp_path, fork_server())
-    write_example(tmp_path, 'my_envs')
+def test_the_worked_example_trains_in_two_sessions_and_is_resumed_in_the_middle_of_its_episodes(lab):
+    write_example(lab.folder, 'my_envs')
     lab.spec_file.write_text(spec_with(max_frame=120, vector='async'))
-    try:
-        life = lab.run(lab.spec_file, 'dqn_corridor', 'train')
-        assert life.status == 0, life.output
-        lab.spec_file.write_text(spec_with(max_frame=200, vector='async'))
-        life = lab.run(lab.spec_file, 'dqn_corridor', 'train@latest')
-        assert life.status == 0, life.output
-        assert len(re.findall('from the checkpoint of frame 120', life.output)) == 2
-        assert 'cannot be brought back' not in life.output
-        assert [frames(lab, session) for session in (0, 1)] == [[0, 40, 80, 120, 160, 200]] * 2
-    finally:
-        lab.close()
+    life = lab.run(lab.spec_file, 'dqn_corridor', 'train')
+    assert life.status == 0, life.output
+    lab.spec_file.write_text(spec_with(max_frame=200, vector='async'))
+    life = lab.run(lab.spec_file, 'dqn_corridor', 'train@latest')
+    assert life.status == 0, life.output
+    assert len(re.findall('from the checkpoint of frame 120', life.output)) == 2
+    assert 'cannot be brought back' not in life.output
+    assert [frames(lab, session) for session in (0, 1)] == [[0, 40, 80, 120, 160, 200]] * 2
 
 
 def test_the_key_is_checked_and_belongs_to_the_run():

@@ -9,6 +9,8 @@ import time
 
 from slm_lab.experiment import search_worker
 
+FOLDER = os.path.dirname(os.path.abspath(__file__))  # must be on the path of a process that runs them
+
 
 def run_without_ray(queue, num_trials, stop, asha=None, seed=0):
     """Stands in for `search.run`: one trial after another, in this process."""

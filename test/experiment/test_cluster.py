@@ -18,9 +18,7 @@ import resume
 from lab_process import (
     ROOT,
     SPEC_NAME,
-    Lab,
     assert_same_end,
-    fork_server,
     hashes,
     leftovers,
     make_spec,
@@ -40,6 +38,7 @@ from slm_lab.lib.files import read_json, write_json
 from slm_lab.spec import spec_util
 
 NUM_SESSIONS = 2
+SESSION = 'slm_lab.experiment.cluster_worker'  # in the commands of keepers and of sessions
 # The first processes of the sessions wait at frame 250 until a file says that they may go on: a while between the
 # checkpoint of frame 200 and that of 300 in which a test can do what it likes.
 WAIT = """
@@ -423,31 +422,11 @@ def is_of_ray(process):
 
 
 @pytest.fixture
-def lab(tmp_path):
-    lab = Lab(tmp_path, fork_server())
+def lab(lab):
     yield lab
-    (tmp_path / 'go_on').touch()
+    go_on(lab)
     lab.close()
-    for process in sessions_of(lab):
-        process.kill()
-
-
-def sessions_of(lab):
-    """Keepers and sessions."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            at_work = 'slm_lab.experiment.cluster_worker' in process.cmdline() and process.status() != 'zombie'
-            if at_work and process.environ().get('LAB_DATA_DIR') == str(lab.data):
-                found.append(process)
-    return found
-
-
-def assert_no_session_is_left(lab):
-    until = time.monotonic() + 20
-    while sessions_of(lab) and time.monotonic() < until:
-        time.sleep(0.1)
-    assert sessions_of(lab) == []
+    lab.kill_living(SESSION)
 
 
 def start(lab, nodes, *args, hooks=HOOKS):
@@ -502,7 +481,7 @@ def test_a_node_dies_and_its_session_goes_on_elsewhere_while_one_that_was_only_c
     assert [json.loads(line)['frame'] for line in history if 'session resumed' in line] == [200]
     before = hashes(lab.run_folder, 'checkpoint/**/*', 'model/*', 'info/*')
     cut_off.resume()
-    assert_no_session_is_left(lab)
+    lab.assert_nothing_lives(SESSION)
     assert hashes(lab.run_folder, 'checkpoint/**/*', 'model/*', 'info/*') == before
     assert 'attempt 1 is not the newest one' in lab.log(lost['session'])
 
@@ -542,7 +521,7 @@ def test_a_stop_and_the_death_of_the_driver_leave_checkpoints(lab, nodes):
     life.wait()
     assert life.status == 143, life.output
     assert 'Stopped by SIGTERM; complete checkpoints: session 0 at frame 251, session 1 at frame 251' in life.output
-    assert_no_session_is_left(lab)
+    lab.assert_nothing_lives(SESSION)
     args = resume_command(life.output)[1]
 
     for path in (*lab.folder.glob('pid_*'), *lab.folder.glob('waiting_*'), lab.folder / 'go_on'):
@@ -552,7 +531,7 @@ def test_a_stop_and_the_death_of_the_driver_leave_checkpoints(lab, nodes):
     life.kill()
     time.sleep(cluster_worker._LOOK)
     go_on(lab)
-    assert_no_session_is_left(lab)
+    lab.assert_nothing_lives(SESSION)
     assert [lab.frame(session) for session in range(NUM_SESSIONS)] == [502, 502]
     lab.write_spec(max_session=NUM_SESSIONS, ray=True)
     life = lab.run(*args)

@@ -98,9 +98,8 @@ def test_with_no_checkpoint_whole_and_no_nets_it_is_refused_and_nothing_changes(
 
 
 @pytest.mark.parametrize('how', DAMAGES)
-def test_without_its_memory_a_run_says_so_and_trains_only_when_the_warm_up_is_over(tmp_path, how):
+def test_without_its_memory_a_run_says_so_and_trains_only_when_the_warm_up_is_over(lab, how):
     """Stopped at 351 after training since 101; the memory that it fills anew holds 100 transitions at frame 451."""
-    lab = Lab(tmp_path, fork_server())
     lab.write_spec(log_frequency=10)
     assert lab.train(hooks=[('slm_lab.agent.agent', 'Agent.update', 351, STOP)]).status == 143
     for file in files_of(lab.store(), 'ring0.seg'):

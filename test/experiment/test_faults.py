@@ -157,10 +157,10 @@ COVERED = {
         'experiment/test_resume_policy.py::test_equal_with_each_cell',
     ],
     '48 an interrupted search': [
-        'experiment/test_search.py::test_a_search_that_is_killed_and_stopped_ends_as_if_it_had_not_been'
+        'experiment/test_search_ray.py::test_a_search_that_is_killed_and_stopped_ends_as_if_it_had_not_been'
     ],
     'SLM Lab 442, 492 a search ends with an error after its trials ran': [
-        'experiment/test_search.py::test_asha_stops_what_is_worse_than_what_came_before_and_failures_are_rows'
+        'experiment/test_search_ray.py::test_asha_stops_what_is_worse_than_what_came_before_and_failures_are_rows'
     ],
     "SLM Lab 378 a user's environment is unknown in workers": [
         'env/test_user_env.py::test_the_worked_example_trains_in_two_sessions_and_is_resumed_in_the_middle_of_its_episodes'

@@ -203,13 +203,6 @@ def test_another_process_changes_the_same_tensors(tmp_path):
 # --- whole runs
 
 
-@pytest.fixture
-def lab(tmp_path):
-    lab = lab_process.Lab(tmp_path, lab_process.fork_server())
-    yield lab
-    lab.close()
-
-
 def write_spec(lab, distributed, max_frame=1500, num_sessions=2):
     raw = hogwild_spec(distributed, env={'max_frame': max_frame}, max_session=num_sessions)
     raw['meta']['log_frequency'] = 100

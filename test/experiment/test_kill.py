@@ -2,7 +2,7 @@
 
 import pytest
 from kill_many import kill_many
-from lab_process import Lab, assert_same_end, fork_server, leftovers, undisturbed
+from lab_process import assert_same_end, leftovers, undisturbed
 
 KILL = 'os.kill(os.getpid(), signal.SIGKILL)'
 
@@ -29,11 +29,9 @@ def test_a_game_whose_memory_is_full_is_killed_again_and_again(tmp_path):
 
 
 @pytest.fixture
-def lab(tmp_path):
-    lab = Lab(tmp_path, fork_server())
+def lab(lab):
     lab.write_spec(max_frame=300)
-    yield lab
-    lab.close()
+    return lab
 
 
 @pytest.mark.parametrize(

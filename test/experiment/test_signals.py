@@ -6,9 +6,7 @@ import time
 import pytest
 from lab_process import (
     SPEC_NAME,
-    Lab,
     assert_same_end,
-    fork_server,
     leftovers,
     resume_command,
     resumed_frames,
@@ -35,13 +33,6 @@ MOMENTS = [
     ('plotting a session', 'slm_lab.experiment.analysis', 'draw_session', 1, 600),
     ('plotting the trial', 'slm_lab.experiment.analysis', 'draw_trial', 1, 600),
 ]
-
-
-@pytest.fixture
-def lab(tmp_path):
-    lab = Lab(tmp_path, fork_server())
-    yield lab
-    lab.close()
 
 
 @pytest.mark.parametrize('number', SIGNALS, ids=lambda n: n.name)

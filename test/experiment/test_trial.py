@@ -5,14 +5,12 @@ import re
 import subprocess
 import sys
 
-import pytest
 from lab_process import (
     ROOT,
     SPEC_NAME,
     Lab,
     assert_same_end,
     end_of_session,
-    fork_server,
     hashes,
     undisturbed,
 )
@@ -27,13 +25,6 @@ from slm_lab.lib.state import first_difference
 from slm_lab.spec import spec_util
 
 TWO = {'max_session': 2, 'num_cpus': 0.1}
-
-
-@pytest.fixture
-def lab(tmp_path):
-    lab = Lab(tmp_path, fork_server())
-    yield lab
-    lab.close()
 
 
 def test_two_sessions_in_parallel_are_the_same_two_run_singly(lab, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import re
 import signal
 
 import pytest
-from lab_process import Lab, fork_server, hashes, make_spec, read_rows
+from lab_process import hashes, make_spec, read_rows
 
 from run_lab import main
 from slm_lab.agent.agent import Agent
@@ -283,19 +283,15 @@ runs.count_cpus = lambda: 2
 
 
 @pytest.mark.parametrize('number', [signal.SIGKILL, signal.SIGTERM], ids=['kill', 'term'])
-def test_specs_side_by_side_are_resumed_after_their_driver_dies(command, tmp_path, monkeypatch, number):
-    lab = Lab(tmp_path, fork_server())
+def test_specs_side_by_side_are_resumed_after_their_driver_dies(command, lab, monkeypatch, number):
     lab.spec_file.write_text(json.dumps({'tiny': tiny_template(num_cpus=1, max_frame=240)}))
     act = "mark(f'acts_{os.getpid()}'); time.sleep(0.01)"
     hooks = [('slm_lab.experiment.param_runs', '', 1, _SIDE_BY_SIDE), ('slm_lab.agent.agent', 'Agent.act', 0, act)]
     life = lab.start(lab.spec_file, 'tiny', 'train', hooks=hooks)
-    try:
-        life.wait_for(lambda: len(list(tmp_path.glob('acts_*'))) == 2)  # at the same time
-        life.signal(number)
-        life.wait()
-        life.wait_for_no_process()  # what it started has saved and ended too
-    finally:
-        lab.close()
+    life.wait_for(lambda: len(list(lab.folder.glob('acts_*'))) == 2)  # at the same time
+    life.signal(number)
+    life.wait()
+    life.wait_for_no_process()  # what it started has saved and ended too
     assert life.status == (-number if number == signal.SIGKILL else 128 + number), life.output
     monkeypatch.setattr(param_runs, 'count_cpus', lambda: 1)  # processes of their own would take seconds to begin
     assert main([str(lab.spec_file), 'tiny', 'train@latest']) == 0
