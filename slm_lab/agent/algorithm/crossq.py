@@ -41,7 +41,7 @@ class CrossQ(SoftActorCritic):
             pd = self.distribution(self.net(batch.next_states))
             actions, log_probs = (None, None) if self.is_discrete else pd.rsample_with_log_prob()
         qs, next_qs = self.joint_qs(batch, actions)
-        min_q = torch.min(*next_qs)
-        values = self.soft_value(pd, lambda _: min_q)[0] if self.is_discrete else min_q - self.alpha * log_probs
+        next_q = self.combined_q(next_qs)
+        values = self.soft_value(pd, lambda _: next_q)[0] if self.is_discrete else next_q - self.alpha * log_probs
         targets = q_targets(batch.rewards, batch.terminated, values, self.spec['gamma']).detach()
         return self.qs_taken(qs, batch.actions), targets

@@ -56,11 +56,13 @@ class SoftActorCritic(Algorithm):
 
     1. act at random for training_start_step frames, then by the policy
     2. every training_frequency steps, training_iter times on a batch of its own: both critics towards
-       y = r + gamma (1 − terminated) (min Q_target(s', a') − alpha log π(a'|s')); every policy_delay-th time also the
-       policy towards min Q − alpha log π, alpha towards target_entropy, and the target nets towards the critics
+       y = r + gamma (1 − terminated) (Q_target(s', a') − alpha log π(a'|s')); every policy_delay-th time also the
+       policy towards Q − alpha log π, alpha towards target_entropy, and the target nets towards the critics
 
     Continuous actions are tanh of a Normal, in (−1, 1) in the memory and to the critics; the env gets them at its
-    bounds' scale. Of discrete actions the critics give all values, and expectations over them are exact.
+    bounds' scale. Q is the lesser of the two critics'. Of discrete actions the critics give all values, expectations
+    over them are exact, and Q is the critics' mean (Zhou et al. 2022, Revisiting Discrete Soft Actor-Critic): they
+    differ most where little was tried, which their lesser value would keep from ever being tried.
 
     Spec example: {"name": "SoftActorCritic", "action_pdtype": "default", "action_policy": "default", "gamma": 0.99,
     "training_frequency": 1, "training_iter": 1, "training_start_step": 1000, "target_entropy": "auto"}; net: one spec
@@ -186,22 +188,26 @@ class SoftActorCritic(Algorithm):
             return [net(states) for net in nets]
         return [net(states, actions).squeeze(-1) for net in nets]
 
-    def soft_value(self, pd, min_q):
+    def combined_q(self, qs):
+        """Q of both critics' values of the same actions, all of one shape."""
+        return (qs[0] + qs[1]) / 2 if self.is_discrete else torch.min(*qs)
+
+    def soft_value(self, pd, q_of):
         """V (B,) of states by a policy `pd`, and the policy's entropies (B,): expected if discrete, else of a sample.
 
         Args:
-            min_q: function of actions (None if discrete) that gives min(Q1, Q2)
+            q_of: function of actions (None if discrete) that gives their `combined_q`
         """
         if self.is_discrete:
-            values = soft_values(min_q(None), pd.logits, pd.probs, self.alpha)
+            values = soft_values(q_of(None), pd.logits, pd.probs, self.alpha)
             return values, pd.entropy()
         actions, log_probs = pd.rsample_with_log_prob()
-        return min_q(actions) - self.alpha * log_probs, -log_probs
+        return q_of(actions) - self.alpha * log_probs, -log_probs
 
     @torch.no_grad()
     def calc_targets(self, batch):
         pd = self.distribution(self.net(batch.next_states))
-        values, _ = self.soft_value(pd, lambda a: torch.min(*self.qs(self.target_critics, batch.next_states, a)))
+        values, _ = self.soft_value(pd, lambda a: self.combined_q(self.qs(self.target_critics, batch.next_states, a)))
         return q_targets(batch.rewards, batch.terminated, values, self.spec['gamma'])
 
     def critic_values(self, batch):
@@ -243,20 +249,17 @@ class SoftActorCritic(Algorithm):
             for name, q in zip(CRITICS, qs, strict=True)
         ]
         if hasattr(memory, 'update_priorities'):
-            memory.update_priorities((torch.min(*qs) - targets).abs().numpy(force=True))
+            memory.update_priorities((self.combined_q(qs) - targets).abs().numpy(force=True))
         return losses
 
     def train_policy(self, batch):
         """One optimizer step of the policy and one of alpha. Returns: their losses, and the mean entropy"""
         pd = self.distribution(self.net(batch.states))
-        values, entropies = self.soft_value(pd, self.min_q_of_policy(batch.states))
+        values, entropies = self.soft_value(pd, lambda a: self.combined_q(self.qs(self.critics, batch.states, a)))
         losses = [self.learners['net'].step(-values.mean())]
         entropies = entropies.detach()
         losses.append(self.learners['alpha'].step(temperature_loss(self.log_alpha, entropies, self.target_entropy)))
         return losses, entropies.mean().item()
-
-    def min_q_of_policy(self, states):
-        return lambda actions: torch.min(*self.qs(self.critics, states, actions))
 
     # --- state
 

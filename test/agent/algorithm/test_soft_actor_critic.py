@@ -114,13 +114,13 @@ def test_alpha_grows_while_the_entropy_is_below_its_target_and_shrinks_above():
         assert np.sign(log_alpha.grad.item()) == sign
 
 
-def test_discrete_targets_are_exact_expectations():
+def test_discrete_targets_are_exact_expectations_of_the_critics_mean():
     algorithm, batch = build(), batch_for(DISCRETE)
     with torch.no_grad():
         algorithm.log_alpha.fill_(math.log(0.3))
         probs = torch.softmax(algorithm.net(batch.next_states), -1)
         q1, q2 = (net(batch.next_states) for net in algorithm.target_critics)
-        value = (probs * (torch.minimum(q1, q2) - 0.3 * probs.log())).sum(-1)
+        value = (probs * ((q1 + q2) / 2 - 0.3 * probs.log())).sum(-1)
         expected = batch.rewards + 0.9 * (1 - batch.terminated) * value
     torch.testing.assert_close(algorithm.calc_targets(batch), expected)
     assert algorithm.calc_targets(batch)[1] == 1.0  # terminated: the reward alone
@@ -206,6 +206,20 @@ def test_the_policy_prefers_what_the_critics_prefer():
     assert (probs[[1, 4]].argmax(-1) == 1).all()
 
 
+def test_a_discrete_policy_is_drawn_to_what_the_critics_differ_about():
+    """Their mean prefers action 1 (1 to 0), their minimum would shun it (−2 to 0)."""
+    algorithm, batch = build(net={'optim_spec': {'name': 'Adam', 'lr': 0.01}}), batch_for(DISCRETE)
+    values = [torch.tensor([0.0, 4.0, 0.0]), torch.tensor([0.0, -2.0, 0.0])]
+    algorithm.critics = [lambda states, q=q: q.expand(len(states), 3) for q in values]
+    with torch.no_grad():
+        algorithm.log_alpha.fill_(-10.0)
+        before = torch.softmax(algorithm.net(batch.states), -1)
+    for _ in range(10):
+        algorithm.train_policy(batch)
+    after = torch.softmax(algorithm.net(batch.states), -1)
+    assert (after[:, 1] > before[:, 1]).all()
+
+
 # --- acting
 
 
@@ -244,6 +258,16 @@ def test_crossq_has_no_target_and_normalises_both_halves_together():
     torch.testing.assert_close(torch.cat([q1, next_q1]), both)
     assert q1.requires_grad and not next_q1.requires_grad
     assert not any(critic.training for critic in algorithm.critics)  # the policy sees running statistics
+
+
+def test_crossq_targets_are_expectations_of_the_critics_mean():
+    algorithm, batch = build('CrossQ'), batch_for(DISCRETE)
+    with torch.no_grad():
+        probs = torch.softmax(algorithm.net(batch.next_states), -1)
+        q1, q2 = (net(batch.next_states) for net in algorithm.critics)
+        value = (probs * ((q1 + q2) / 2 - probs.log())).sum(-1)  # alpha begins at 1
+    targets = algorithm.critic_values(batch)[1]
+    torch.testing.assert_close(targets, batch.rewards + 0.9 * (1 - batch.terminated) * value)
 
 
 # --- errors
