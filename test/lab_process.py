@@ -105,10 +105,10 @@ NO_GRAPHS = [
 # Sessions side by side are forked from their trial instead of started anew, which takes each of them seconds.
 _FORKED = """
 import multiprocessing, types
-import slm_lab.experiment.session_processes as trial
-trial.multiprocessing = types.SimpleNamespace(get_context=lambda _: multiprocessing.get_context('fork'))
+import slm_lab.experiment.child_processes as children
+children.multiprocessing = types.SimpleNamespace(get_context=lambda _: multiprocessing.get_context('fork'))
 """
-FORKED = [('slm_lab.experiment.session_processes', '', 1, _FORKED)]
+FORKED = [('slm_lab.experiment.child_processes', '', 1, _FORKED)]
 
 _SERVER = """
 import json, os, runpy, sys

@@ -5,22 +5,20 @@ their own folders, so that a driver that was killed at any moment finds out from
 """
 
 import contextlib
+import functools
 import logging
-import multiprocessing
 import os
 import re
 import time
 import traceback
 from dataclasses import dataclass
-from multiprocessing.connection import wait
 from pathlib import Path
 
 import torch
 
 from slm_lab.experiment import memory_estimate, resume, retro_analysis
+from slm_lab.experiment.child_processes import ChildProcesses
 from slm_lab.experiment.run_lock import RunLock
-from slm_lab.experiment.session_processes import how_it_died, start_process
-from slm_lab.experiment.stop import StopRequest
 from slm_lab.experiment.trial import Outcome, Trial, is_complete
 from slm_lab.lib import files, paths
 from slm_lab.lib.errors import LabError, ResumeError
@@ -162,10 +160,7 @@ class ParamRuns:
     def __init__(self, spec_file, template, specs, place, mode, stop, force=False):
         self.spec_file, self.template, self.specs, self.place = spec_file, template, specs, Path(place)
         self.mode, self.stop, self.force = mode, stop, force
-        self.context = multiprocessing.get_context('spawn')
         self.limit = 1 if mode == 'dev' else side_by_side(specs)
-        self.running = {}  # connection -> (spec, process)
-        self.forwarded = False
 
     def run(self):
         """Yields: a RunResult as each run ends; runs that a stop kept from beginning have none."""
@@ -196,42 +191,14 @@ class ParamRuns:
             yield run_one(self.spec_file, spec, self.folder_of(spec), self.mode, self.stop, self.force)
 
     def _run_side_by_side(self):
-        waiting = list(self.specs)
-        logger.info('Running %d specs of %s, up to %d at a time', len(waiting), self.template, self.limit)
-        while self.running or (waiting and not self.stop()):
-            while waiting and len(self.running) < self.limit and not self.stop():
-                self._start(waiting.pop(0))
-            if self.stop() and not self.forwarded:
-                self.forwarded = True
-                for _, process in self.running.values():
-                    process.terminate()
-            for receiver in wait(list(self.running), timeout=0.05):
-                yield self._collect(receiver)
-
-    def _start(self, spec):
-        receiver, sender = self.context.Pipe(duplex=False)
-        work = (self.spec_file, spec, self.folder_of(spec), self.mode)
-        args = (work, self.force, self.stop.deadline, sender, os.getpid())
-        process = self.context.Process(target=_process, args=args, name=spec['name'])
-        self.stop.children.append(process)
-        start_process(process)
-        sender.close()
-        self.running[receiver] = (spec, process)
-
-    def _collect(self, receiver):
-        spec, process = self.running.pop(receiver)
-        try:
-            result = receiver.recv()
-        except (EOFError, OSError):
-            result = None
-        receiver.close()
-        process.join()
-        if result is None:
-            error = f'its process died ({how_it_died(process)})'
-            result = RunResult(spec['name'], self.folder_of(spec), error=error, exit_status=1)
-        if result.signal is not None and not self.stop():  # one that was sent to that process alone
-            self.stop.signal = result.signal
-        return result
+        logger.info('Running %d specs of %s, up to %d at a time', len(self.specs), self.template, self.limit)
+        jobs = [(spec['name'], (self.spec_file, spec, self.folder_of(spec), self.mode)) for spec in self.specs]
+        work = functools.partial(run_one, force=self.force)
+        for place, result, death in ChildProcesses(self.limit, self.stop).run(work, jobs):
+            if death:
+                spec, error = self.specs[place], f'its process died ({death})'
+                result = RunResult(spec['name'], self.folder_of(spec), error=error, exit_status=1)
+            yield result
 
 
 def side_by_side(specs):
@@ -288,11 +255,3 @@ def is_done(trial_spec):
     sessions = [spec_util.session_spec(trial_spec, i) for i in range(trial_spec['meta'].get('max_session', 1))]
     analysed = Path(f'{trial_spec["meta"]["info_prepath"]}_trial_metrics.json')
     return all(map(is_complete, sessions)) and analysed.is_file()
-
-
-def _process(work, force, deadline, sender, parent):
-    stop = StopRequest(deadline, parent).install(ignore_interrupt=True)
-    result = run_one(*work, stop, force)
-    with contextlib.suppress(BrokenPipeError):  # its parent is gone
-        sender.send(result)
-    sender.close()

@@ -1,19 +1,14 @@
 """Running sessions: one in this process, or several side by side in processes of their own."""
 
-import contextlib
 import logging
-import multiprocessing
-import os
-import signal
 import traceback
 from dataclasses import dataclass
-from multiprocessing import reduction, resource_tracker
-from multiprocessing.connection import wait
+from multiprocessing import reduction
 from pathlib import Path
 
 from slm_lab.experiment import hogwild, model_files, resume
+from slm_lab.experiment.child_processes import ChildProcesses
 from slm_lab.experiment.session import Session
-from slm_lab.experiment.stop import SIGNALS, StopRequest
 from slm_lab.lib import logger as lab_logger
 from slm_lab.lib.errors import LabError, MachineError
 from slm_lab.lib.machine import count_cpus
@@ -91,22 +86,6 @@ def load_net(session):
     return [model for model, _ in paths.values()]
 
 
-def start_process(process):
-    """Starts a process in which a signal that comes before it can take it waits until it can."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    try:
-        resource_tracker.ensure_running()  # which `start` would do, and which lets some of the signals through
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        process.start()
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-
-
-def how_it_died(process):
-    code = process.exitcode
-    return f'killed by signal {-code}' if code < 0 else f'exit {code}'
-
-
 class SessionProcesses:
     """Sessions in processes, as many at a time as the CPUs carry.
 
@@ -120,62 +99,32 @@ class SessionProcesses:
     def __init__(self, spec, mode, stop, resumes, lock, shared=None):
         self.spec, self.mode, self.stop, self.resumes, self.lock = spec, mode, stop, resumes, lock
         self.shared = shared
-        self.context = multiprocessing.get_context('spawn')
         self.limit = max(1, int(count_cpus() / spec['meta'].get('num_cpus', 1)))
         if spec['meta'].get('distributed'):
             self.limit = spec['meta'].get('max_session', 1)
-        self.running = {}  # connection to the session -> (its index, its process)
-        self.results = {}
-        self.forwarded = False
 
     def run(self, specs):
         """Returns: {session index: SessionResult}"""
-        waiting = list(specs)
-        logger.info('Running %d sessions, up to %d at a time', len(waiting), self.limit)
-        while self.running or (waiting and not self.stop()):
-            while waiting and len(self.running) < self.limit and not self.stop():
-                self._start(waiting.pop(0))
-            if self.stop() and not self.forwarded:
-                self._forward()
-            # a connection is ready when a result has come, and when its process has died without one
-            for receiver in wait(list(self.running), timeout=0.05):  # a signal waits for it
-                self._collect(receiver)
-        for spec in waiting:
-            self.results[spec['meta']['session']] = SessionResult()
-        return self.results
+        logger.info('Running %d sessions, up to %d at a time', len(specs), self.limit)
+        results = {spec['meta']['session']: SessionResult() for spec in specs}
+        jobs = [(f'session {index}', self._arguments(spec)) for index, spec in zip(results, specs, strict=True)]
+        for place, result, death in ChildProcesses(self.limit, self.stop).run(_run_child, jobs):
+            index = specs[place]['meta']['session']
+            if death:
+                log = f'{self.spec["meta"]["log_prepath"]}_s{index}.log'
+                result = SessionResult(error=f'its process died ({death}); its log is {log}', crashed=True)
+            if result.error:
+                logger.error('Session %d failed: %s', index, result.error)
+            results[index] = result
+        return results
 
-    def _start(self, spec):
-        receiver, sender = self.context.Pipe(duplex=False)
-        lock = _Lock(self.lock.descriptor)
-        args = (spec, self.mode, self.stop.deadline, self.resumes, sender, os.getpid(), lock, self.shared)
-        process = self.context.Process(target=_session_process, args=args, name=f'session {spec["meta"]["session"]}')
-        self.stop.children.append(process)
-        start_process(process)
-        sender.close()
-        self.running[receiver] = (spec['meta']['session'], process)
+    def _arguments(self, spec):
+        return spec, self.mode, self.resumes, self.shared, _Lock(self.lock.descriptor)
 
-    def _forward(self):
-        self.forwarded = True
-        logger.info('Stopping for %s: every session saves a checkpoint', self.stop.reason)
-        for _, process in self.running.values():
-            process.terminate()
 
-    def _collect(self, receiver):
-        index, process = self.running.pop(receiver)
-        try:
-            result = receiver.recv()
-        except (EOFError, OSError):
-            result = None
-        receiver.close()
-        process.join()
-        if result is None:
-            log = f'{self.spec["meta"]["log_prepath"]}_s{index}.log'
-            result = SessionResult(error=f'its process died ({how_it_died(process)}); its log is {log}', crashed=True)
-        if result.error:
-            logger.error('Session %d failed: %s', index, result.error)
-        if result.signal is not None and not self.stop():  # one that was sent to the session alone
-            self.stop.signal = result.signal
-        self.results[index] = result
+def _run_child(spec, mode, resumes, shared, lock, stop):
+    """Holds the lock of the run, by having been given it."""
+    return run_guarded(spec, mode, stop, resumes, shared)
 
 
 class _Lock:
@@ -186,11 +135,3 @@ class _Lock:
 
     def __reduce__(self):
         return reduction.DupFd(self.descriptor).detach, ()
-
-
-def _session_process(spec, mode, deadline, resumes, sender, parent, lock, shared):
-    stop = StopRequest(deadline, parent).install(ignore_interrupt=True)
-    result = run_guarded(spec, mode, stop, resumes, shared)
-    with contextlib.suppress(BrokenPipeError):  # its parent is gone
-        sender.send(result)
-    sender.close()

@@ -276,8 +276,9 @@ def test_one_spec_that_fails_does_not_lose_the_others(command, spec_file, tmp_pa
 
 _SIDE_BY_SIDE = """
 import multiprocessing, types
+import slm_lab.experiment.child_processes as children
 import slm_lab.experiment.param_runs as runs
-runs.multiprocessing = types.SimpleNamespace(get_context=lambda _: multiprocessing.get_context('fork'))
+children.multiprocessing = types.SimpleNamespace(get_context=lambda _: multiprocessing.get_context('fork'))
 runs.count_cpus = lambda: 2
 """
 
