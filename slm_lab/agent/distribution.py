@@ -112,12 +112,26 @@ class _ContinuousActions(distributions.Independent):
 
     @staticmethod
     def to_env(actions, space):
-        """Actions beyond the bounds are cut; their log-probs are of what was drawn."""
+        """Actions beyond the bounds are cut, whole numbers are the nearest; log-probs are of what was drawn."""
+        if _is_whole(space):
+            actions = np.rint(actions)
         return np.clip(actions, space.low, space.high)
 
     def __init__(self, output):
         first, second = output.split(1, dim=-1) if isinstance(output, torch.Tensor) else output
         super().__init__(self.build(first, second), 1, validate_args=False)
+
+
+def _is_whole(space):
+    return np.issubdtype(space.dtype, np.integer)
+
+
+def _between_bounds(fractions, space):
+    """The actions that lie `fractions`, of 0 to 1, of the way up a space; its whole numbers have equal shares of it."""
+    if _is_whole(space):
+        steps = np.floor(fractions * (space.high - space.low.astype(float) + 1))
+        return np.minimum(space.low + steps, space.high).astype(space.dtype)
+    return (space.low + fractions * (space.high - space.low)).astype(space.dtype)
 
 
 def _scale(log_scale):
@@ -166,7 +180,7 @@ class SquashedNormal(Normal):
 
     @staticmethod
     def to_env(actions, space):
-        return (space.low + (actions + 1) / 2 * (space.high - space.low)).astype(space.dtype)
+        return _between_bounds((actions + 1) / 2, space)
 
 
 @DISTRIBUTIONS.register
@@ -207,7 +221,7 @@ class Beta(_ContinuousActions):
     def to_env(actions, space):
         if not np.isfinite([space.low, space.high]).all():
             raise SpecError(f'Beta needs actions with bounds; this env has {space}')
-        return space.low + actions * (space.high - space.low)
+        return _between_bounds(actions, space)
 
 
 # by the action space, the distributions that fit it; the first is the default
@@ -222,14 +236,17 @@ FITTING = {
 
 def action_type(space):
     """One of continuous, multi_continuous, discrete, multi_discrete, multi_binary, by a gymnasium space."""
+    kinds = {
+        'Box': 'continuous' if space.shape == (1,) else 'multi_continuous',
+        'Discrete': 'discrete',
+        'MultiDiscrete': 'multi_discrete',
+        'MultiBinary': 'multi_binary',
+    }
     kind = type(space).__name__
-    if kind == 'Box':
-        if len(space.shape) != 1:
-            raise SpecError(f'action space {space}: only boxes of one axis are supported')
-        return 'continuous' if space.shape == (1,) else 'multi_continuous'
-    kinds = {'Discrete': 'discrete', 'MultiDiscrete': 'multi_discrete', 'MultiBinary': 'multi_binary'}
     if kind not in kinds:
-        raise SpecError(f'action space {space} is not supported; supported: Box, {", ".join(kinds)}')
+        raise SpecError(f'action space {space} is not supported; supported: {", ".join(kinds)}')
+    if kind != 'Discrete' and len(space.shape) != 1:
+        raise SpecError(f'action space {space}: only those of one axis are supported; flatten it with a wrapper')
     return kinds[kind]
 
 

@@ -10,16 +10,13 @@ from slm_lab.agent import distribution
 from slm_lab.lib.registry import POLICIES
 
 
-def _sample(logits, actor):
-    if actor.distribution is distribution.Argmax:
-        return distribution.greedy(logits)
-    return actor.distribution(logits).sample().numpy(force=True)
-
-
 @POLICIES.register
 def default(states, actor, explore_var, rng):
     """Samples the action distribution."""
-    return _sample(actor.logits(states), actor)
+    logits = actor.logits(states)
+    if actor.distribution is distribution.Argmax:
+        return distribution.greedy(logits)
+    return actor.distribution(logits).sample().numpy(force=True)
 
 
 @POLICIES.register
@@ -43,8 +40,8 @@ def epsilon_greedy(states, actor, explore_var, rng):
 
 @POLICIES.register
 def boltzmann(states, actor, explore_var, rng):
-    """Samples the action distribution of the logits divided by the temperature tau = explore_var."""
-    return _sample(actor.logits(states) / explore_var, actor)
+    """Samples softmax(logits / tau) of discrete actions, tau = explore_var, whatever the action distribution is."""
+    return distribution.Categorical(actor.logits(states) / explore_var).sample().numpy(force=True)
 
 
 def random_actions(space, n, rng):

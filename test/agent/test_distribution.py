@@ -180,3 +180,33 @@ def test_heads_are_as_wide_as_the_default_distribution_needs(space, out_dim):
 def test_values_that_are_no_numbers_are_named():
     with pytest.raises(FloatingPointError, match='the net gives no numbers'):
         greedy(torch.tensor([[float('nan'), 1.0]]))
+
+
+@pytest.mark.parametrize('name', ['SquashedNormal', 'Beta'])
+def test_whole_numbers_between_bounds_have_equal_shares(name):
+    """Of 0 to 3: a quarter of the way each, the very end included."""
+    space = spaces.Box(0, 3, (1,), np.int32)
+    fractions = np.array([[0.0], [0.24], [0.26], [0.49], [0.51], [0.76], [1.0]], np.float32)
+    actions = fractions * 2 - 1 if name == 'SquashedNormal' else fractions
+    given = getattr(distribution, name).to_env(actions, space)
+    assert given.dtype == np.int32 and given[:, 0].tolist() == [0, 0, 1, 1, 2, 3, 3]
+
+
+def test_whole_numbers_are_the_nearest():
+    space = spaces.Box(-2, 3, (2,), np.int64)
+    assert Normal.to_env(np.array([[-0.6, 2.9], [0.4, 9.0]]), space).tolist() == [[-1, 3], [0, 3]]
+
+
+@pytest.mark.parametrize(
+    'space',
+    [
+        spaces.MultiDiscrete([[2, 3], [2, 3]]),
+        spaces.MultiBinary([2, 3]),
+        spaces.Box(-1, 1, (2, 2)),
+        spaces.Box(-1, 1, ()),
+    ],
+    ids=lambda space: f'{type(space).__name__}{len(space.shape)}',
+)
+def test_actions_of_more_or_fewer_axes_than_one_are_refused(space):
+    with pytest.raises(SpecError, match='only those of one axis are supported'):
+        distribution.action_type(space)

@@ -68,9 +68,10 @@ def test_each_env_draws_for_itself_whether_it_explores():
 
 
 @pytest.mark.parametrize('tau', [0.5, 1.0, 4.0])
-def test_boltzmann_samples_the_logits_over_the_temperature(tau):
+@pytest.mark.parametrize('pdtype', [Argmax, Categorical])
+def test_boltzmann_samples_the_logits_over_the_temperature(pdtype, tau):
     torch.manual_seed(0)
-    drawn = policy.boltzmann(np.zeros((6000, 2)), Actor((0.0, 1.0, 2.0), Categorical), tau, generator(0))
+    drawn = policy.boltzmann(np.zeros((6000, 2)), Actor((0.0, 1.0, 2.0), pdtype), tau, generator(0))
     weights = np.exp(np.array([0.0, 1.0, 2.0]) / tau)
     assert_close(frequencies(drawn), weights / weights.sum(), 6000)
 

@@ -2,8 +2,10 @@
 
 import torch
 
+from slm_lab.agent import distribution
 from slm_lab.agent.algorithm.base import COMMON_KEYS, NOT_TRAINED, Algorithm, Trained, schedule_key
 from slm_lab.agent.net.optim import Learner
+from slm_lab.lib.errors import SpecError
 from slm_lab.lib.keys import Key
 from slm_lab.lib.maths import discounted_returns
 from slm_lab.lib.registry import ALGORITHMS
@@ -49,6 +51,12 @@ class Reinforce(Algorithm):
     MEMORIES = ('OnPolicyReplay', 'OnPolicyBatchReplay', 'OnPolicyCrossEntropy')
     HAS_LOSS = False
     SCHEDULED = ('explore_var', 'entropy_coef')
+
+    def _check_policy(self):
+        super()._check_policy()
+        if self.distribution is distribution.Argmax:
+            where = 'agent.0.algorithm.action_pdtype'
+            raise SpecError(f"{where}: 'Argmax' has no gradient that {type(self).__name__} could follow; use 'default'")
 
     def init_nets(self):
         out_dim = self.distribution.out_dim(self.world.action_space)

@@ -143,6 +143,11 @@ class SoftActorCritic(Algorithm):
                     f'agent.0.algorithm.target_entropy: {target} cannot be reached by {space.n} discrete actions, '
                     f'whose entropy lies between 0 and ln n = {math.log(space.n):.3g} nats'
                 )
+            if not self.is_discrete and target >= (bound := math.log(2) * space.shape[0]):
+                raise SpecError(
+                    f'agent.0.algorithm.target_entropy: {target} cannot be reached by {space.shape[0]} actions in '
+                    f"(−1, 1), whose entropy is below d ln 2 = {bound:.3g} nats; the usual one is −d, 'auto'"
+                )
             return float(target)
         return TARGET_OF_MAX_ENTROPY * math.log(space.n) if self.is_discrete else -float(np.prod(space.shape))
 
@@ -224,6 +229,7 @@ class SoftActorCritic(Algorithm):
         for learner in self.learners.values():
             learner.set_frame(frame)
         losses, entropies, num_steps = [], [], 0
+        frames = self.frames_stood_for(frame)
         for _ in range(self.spec['training_iter']):
             batch = self.sample(memory, frame)
             taken = self.train_critics(batch, memory)
@@ -232,7 +238,7 @@ class SoftActorCritic(Algorithm):
                 taken += policy_losses
                 entropies.append(entropy)
                 for target in self.targets.values():
-                    target.update(frame, self.world.num_envs)
+                    target.update(*frames)
             self.iterations += 1
             taken = [loss for loss in taken if loss is not None]  # None: not finite, and left out
             losses.append(sum(taken))
@@ -240,6 +246,13 @@ class SoftActorCritic(Algorithm):
         if not num_steps:
             return NOT_TRAINED
         return Trained(float(np.mean(losses)), num_steps, float(np.mean(entropies)) if entropies else float('nan'))
+
+    def frames_stood_for(self, frame):
+        """The frames from one training to the next, as `TargetNet.update` takes them: (the last one, how many)."""
+        period, num_envs = self.spec['training_frequency'], self.world.num_envs
+        if period <= num_envs:
+            return frame, num_envs
+        return (frame - 1) // period * period + 1, period  # trainings are due at 1, 1 + period, …
 
     def train_critics(self, batch, memory):
         """One optimizer step of each critic. Returns: their losses"""

@@ -131,13 +131,23 @@ class PrioritizedReplay(Replay):
         return torch.from_numpy(weights.astype(np.float32))
 
     def update_priorities(self, errors):
-        """Sets the priorities of the last sample from its absolute errors (B,)."""
+        """Sets the priorities of the last sample from its absolute errors (B,).
+
+        What has an error that is not finite keeps its priority: one in a sum would make every draw the same.
+        """
+        finite = np.isfinite(errors)
+        if not finite.all():
+            errors, self.batch_slots = errors[finite], self.batch_slots[finite]
+            if not len(errors):
+                return
         priorities = (np.abs(errors) + self.epsilon) ** self.alpha
         self.tree.set(self.batch_slots, priorities)
         self.max_priority = max(self.max_priority, float(priorities.max()))
 
     def check_valid(self):
         self._sum_up()
+        if not np.isfinite(self.tree.leaves).all():
+            return False, 'a priority is not finite'
         if (self.tree.leaves[self.size :] != 0).any():
             return False, 'an empty slot has a priority'
         rebuilt = SumTree(self.max_size)

@@ -69,7 +69,7 @@ class Replay:
     def is_due(self, training_frequency, training_start_step):
         """Whether one of the transitions just added completes a training period after the warm-up."""
         for seen in range(self.seen_size - self.num_envs + 1, self.seen_size + 1):
-            if seen > training_start_step and (seen - 1) % self.max_size % training_frequency == 0:
+            if seen > training_start_step and (seen - 1) % training_frequency == 0:
                 return True
         return False
 

@@ -245,6 +245,21 @@ def test_a_policy_that_does_not_fit_the_actions_is_refused(keys, wanted):
 
 
 @pytest.mark.parametrize(
+    ('name', 'keys'),
+    [
+        ('Reinforce', {'training_frequency': 1}),
+        ('ActorCritic', {'lam': 0.9, 'training_frequency': 4}),
+        ('ActorCritic', {'lam': 0.9, 'training_frequency': 4, 'net': {'shared': True}}),
+        ('PPO', PPO),
+    ],
+    ids=['reinforce', 'a2c', 'a2c shared', 'ppo'],
+)
+def test_a_policy_without_a_gradient_is_refused(name, keys):
+    with pytest.raises(SpecError, match=f"action_pdtype: 'Argmax' has no gradient that {name} could follow"):
+        built(name, action_pdtype='Argmax', **keys)
+
+
+@pytest.mark.parametrize(
     ('name', 'net', 'unread'),
     [
         ('Reinforce', {'update_type': 'polyak', 'polyak_coef': 0.1}, ['update_type', 'polyak_coef']),

@@ -176,6 +176,29 @@ def test_a_delayed_policy_moves_at_every_second_batch_and_with_it_the_targets():
     assert steps == [4, 2, 4, 2] and moved == [True, False, True, False]
 
 
+@pytest.mark.parametrize('num_envs', [1, 4, 8])
+@pytest.mark.parametrize('period', [1, 4, 5, 16])
+@pytest.mark.parametrize('update_frequency', [1, 4, 7, 16, 32])
+def test_the_targets_move_at_the_training_that_follows_a_multiple_of_their_frequency(
+    num_envs, period, update_frequency
+):
+    """Trainings are due when 1 + a multiple of the period is crossed; each stands for the frames since the last one."""
+    net = {'update_type': 'replace', 'update_frequency': update_frequency}
+    algorithm = build(num_envs=num_envs, algorithm={'training_frequency': period}, net=net)
+    memory, moved, expected, since = OneBatch(batch_for(DISCRETE)), [], [], 0
+    for frame in range(num_envs, 97, num_envs):
+        due = [f for f in range(frame - num_envs + 1, frame + 1) if (f - 1) % period == 0]
+        if not due:
+            continue
+        before = weights(algorithm)
+        algorithm.train(memory, frame)
+        moved.append('target_q1_net' in changed(before, weights(algorithm)))
+        until = frame if period <= num_envs else due[-1]
+        expected.append(until // update_frequency > since // update_frequency)
+        since = until
+    assert moved[1:] == expected[1:] and any(moved)
+
+
 @pytest.mark.parametrize('space', [DISCRETE, CONTINUOUS], ids=['discrete', 'continuous'])
 def test_the_policys_step_leaves_the_critics_gradients_alone(space):
     algorithm = build(action_space=space)
@@ -281,10 +304,15 @@ def test_crossq_targets_are_expectations_of_the_critics_mean():
         (spaces.MultiBinary(2), {}, 'MultiBinary'),
         (spaces.Box(-np.inf, np.inf, (2,), np.float32), {}, 'needs actions with bounds'),
         (DISCRETE, {'algorithm': {'target_entropy': 2.0}}, 'cannot be reached by 3'),
+        (
+            CONTINUOUS,
+            {'algorithm': {'target_entropy': 2 * math.log(2)}},
+            r'cannot be reached by 2 actions in \(−1, 1\)',
+        ),
         (DISCRETE, {'algorithm': {'target_entropy': 'max'}}, "neither 'auto' nor a number"),
         (DISCRETE, {'net': {'polyak_coef': 0.0}}, 'would never move'),
     ],
-    ids=['argmax', 'beta', 'multi-binary', 'no bounds', 'entropy', 'word', 'polyak 0'],
+    ids=['argmax', 'beta', 'multi-binary', 'no bounds', 'entropy', 'continuous entropy', 'word', 'polyak 0'],
 )
 def test_what_cannot_work_is_refused(space, parts, said):
     with pytest.raises(SpecError, match=said):

@@ -94,6 +94,25 @@ def test_errors_become_priorities():
     assert replay.tree.total == 9
 
 
+@pytest.mark.parametrize('bad', [np.nan, np.inf])
+@pytest.mark.parametrize('all_bad', [False, True])
+def test_an_error_that_is_not_finite_leaves_the_priority_as_it_was(bad, all_bad):
+    replay = memory('PrioritizedReplay', batch_size=4, max_size=4, alpha=1.0, epsilon=0.0)
+    fill(replay, 4)
+    replay.batch_slots = np.array([3, 0, 1, 2])
+    replay.update_priorities(np.array([bad] * 4 if all_bad else [2.0, bad, 3.0, 4.0]))
+    assert replay.tree.leaves.tolist() == ([1.0] * 4 if all_bad else [1.0, 3.0, 4.0, 2.0])
+    assert replay.check_valid() == (True, '')
+    drawn = {state for _ in range(50) for state in replay.sample(0).states[:, 0].tolist()}
+    assert len(drawn) == 4
+
+
+def test_a_priority_that_is_not_finite_is_found():
+    replay = filled([1, 2, 3])
+    replay.tree.leaves[1] = np.nan
+    assert replay.check_valid() == (False, 'a priority is not finite')
+
+
 def test_alpha_0_is_uniform():
     replay = memory('PrioritizedReplay', batch_size=4, max_size=4, alpha=0.0, epsilon=0.0)
     fill(replay, 4)
