@@ -6,9 +6,9 @@ from slm_lab.agent.algorithm.base import NOT_TRAINED, Trained
 from slm_lab.agent.algorithm.reinforce import POLICY_KEYS, Reinforce
 from slm_lab.agent.net.optim import Learner
 from slm_lab.lib.errors import SpecError
-from slm_lab.lib.keys import Key, read_values
+from slm_lab.lib.keys import Key, leftover, read_values
 from slm_lab.lib.maths import discounted_returns, generalized_advantages, standardize
-from slm_lab.lib.registry import ALGORITHMS
+from slm_lab.lib.registry import ALGORITHMS, NETS
 
 # what an actor-critic reads of a net spec beside the net class's own keys
 NET_KEYS = {
@@ -18,13 +18,25 @@ NET_KEYS = {
 }
 
 
+def has_one_spec(net):
+    """Whether the actor's keys are all that is read: of the one net, or of both nets."""
+    return bool(net['shared'] or net.get('use_same_optim'))
+
+
 def split_net_spec(net):
     """A net spec as (actor's, critic's): `actor_optim_spec` is the actor's `optim_spec` alone, and so on."""
-    common = {k: v for k, v in net.items() if k not in NET_KEYS and not k.startswith(('actor_', 'critic_'))}
+    common = {k: v for k, v in net.items() if not k.startswith(('actor_', 'critic_'))}
     actor, critic = (
         {**common, **{k.removeprefix(p): v for k, v in net.items() if k.startswith(p)}} for p in ('actor_', 'critic_')
     )
-    return actor, actor if net.get('use_same_optim') else critic
+    if has_one_spec(net):
+        return (_without(actor, NET_KEYS),) * 2
+    # only values are compared with targets, and only the actor draws actions
+    return _without(actor, {*NET_KEYS, 'loss_spec'}), _without(critic, {*NET_KEYS, 'log_std_init'})
+
+
+def _without(spec, keys):
+    return {k: v for k, v in spec.items() if k not in keys}
 
 
 class TargetScale:
@@ -90,14 +102,23 @@ class ActorCritic(Reinforce):
 
     @classmethod
     def resolve_net(cls, net, where):
-        own = read_values(NET_KEYS, {k: v for k, v in net.items() if k in NET_KEYS}, where)
-        values, ignored = dict(own), []
+        values = read_values(NET_KEYS, {k: v for k, v in net.items() if k in NET_KEYS}, where)
+        read = set(NET_KEYS)
+        if values['shared']:
+            values['use_same_optim'] = False
+            read.remove('use_same_optim')
         for name, part in zip(('actor', 'critic'), split_net_spec(net), strict=True):
-            values[name], more = super().resolve_net(part, where)
-            for key in NET_KEYS:
-                values[name].pop(key, None)
-            ignored += [place for place in more if place not in ignored]
-        return values, ignored
+            checked, ignored = super().resolve_net(part, where)
+            values[name] = _without(checked, NET_KEYS)
+            prefix = 'actor_' if has_one_spec(net) else f'{name}_'
+            for key in part:
+                if f'{where}.{key}' not in ignored:
+                    read.add(prefix + key if prefix + key in net else key)
+        if has_one_spec(net):  # of what would be the critic's, nothing but the names is checked
+            table = {key: leftover() for key in NETS.get(values['actor']['type']).KEYS}
+            critic = {k.removeprefix('critic_'): v for k, v in net.items() if k.startswith('critic_')}
+            read_values(table, critic, where)
+        return values, [f'{where}.{key}' for key in net if key not in read]
 
     @classmethod
     def check_spec(cls, resolved, raw, where):
@@ -117,8 +138,8 @@ class ActorCritic(Reinforce):
 
     def __init__(self, spec, world, seed, place=0, check=False):
         algorithm = {**spec['algorithm'], 'training_frequency': self.frequency_of(spec['algorithm'])}
-        net = {**spec['net']['actor'], 'gpu': spec['net']['gpu']}
         self.critic_spec, self.shared = spec['net']['critic'], spec['net']['shared']
+        net = {**spec['net']['actor'], 'gpu': spec['net']['gpu'], 'loss_spec': self.critic_spec['loss_spec']}
         self.target_scale = TargetScale() if algorithm['normalize_v_targets'] else None
         super().__init__({**spec, 'algorithm': algorithm, 'net': net}, world, seed, place, check)
 

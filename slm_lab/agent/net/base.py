@@ -44,6 +44,8 @@ def build_loss(spec, where='loss_spec'):
     if 'name' not in spec:
         raise SpecError(f"{where}: key 'name' is missing; it names a torch loss, such as MSELoss")
     cls = _by_name(LOSSES, spec.pop('name'), 'loss', where)
+    if spec.get('reduction', 'mean') != 'mean':
+        raise SpecError(f"{where}.reduction: '{spec['reduction']}' is not done here, but the mean; omit the key")
     try:
         loss = cls(**{**spec, 'reduction': 'none'})
         fits = loss(torch.zeros(2), torch.ones(2)).shape == (2,)
@@ -124,7 +126,7 @@ def build_layers(sizes, activation, norm=None):
 
 
 def init_weights(net, init_fn, activation):
-    """Weights of linear, convolutional and GRU layers by a function of torch.nn.init, biases 0; null keeps torch's."""
+    """Weights of linear, convolutional and recurrent layers by a function of torch.nn.init, biases 0; null: torch's."""
     if init_fn is None:
         return
     kwargs = {}
@@ -134,7 +136,7 @@ def init_weights(net, init_fn, activation):
     elif init_fn.startswith('kaiming'):
         kwargs['nonlinearity'] = plain if plain in ('relu', 'leaky_relu') else 'linear'
     for module in net.modules():
-        if isinstance(module, (nn.Linear, nn.Conv2d, nn.GRU)):
+        if isinstance(module, (nn.Linear, nn.Conv2d, nn.RNNBase)):
             for name, parameter in module.named_parameters(recurse=False):
                 if name.startswith('weight'):
                     getattr(nn.init, init_fn)(parameter, **kwargs)

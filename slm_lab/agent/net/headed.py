@@ -53,6 +53,11 @@ class DuelingHeads:
     """
 
     def build_heads(self, spec, n, out_dim):
+        if isinstance(out_dim, list):
+            raise SpecError(
+                f'agent.0.net.type: {type(self).__name__} joins its heads to one output and cannot give {out_dim} side '
+                'by side; use a net without dueling heads, such as MLPNet or ConvNet'
+            )
         self.v = build_layers([n, 1], None)
         self.adv = build_layers([n, out_dim], None)
 
@@ -73,6 +78,8 @@ def set_log_std(net, log_std):
         log_std: natural logarithm of the standard deviation
     Raises: SpecError where the heads are no such pair, or an activation follows them.
     """
+    if isinstance(net, DuelingHeads):
+        raise SpecError(f'log_std_init: {type(net).__name__} has no head of a log standard deviation; omit the key')
     tails = list(net.model_tails) if hasattr(net, 'model_tails') else [net.model_tail]
     linear = [[layer for layer in tail if isinstance(layer, nn.Linear)][-1] for tail in tails]
     if len(linear) > 1 and linear[0].out_features == linear[1].out_features:

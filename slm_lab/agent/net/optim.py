@@ -8,6 +8,7 @@ import torch
 
 from slm_lab.agent.net.optimizers import GlobalAdam, GlobalRMSprop, Lookahead
 from slm_lab.lib.errors import SpecError, suggest
+from slm_lab.lib.keys import Key
 from slm_lab.lib.schedule import LearningRate
 
 logger = logging.getLogger('slm_lab.agent')
@@ -24,7 +25,22 @@ OPTIMIZERS.update({cls.__name__: cls for cls in (GlobalAdam, GlobalRMSprop, Look
 
 
 def check_spec(spec, where='optim_spec'):
-    build_optimizer([torch.zeros(1, requires_grad=True)], spec, where)
+    """Builds the optimizer and takes a step, for some arguments are refused only when they are used.
+
+    Raises: SpecError
+    """
+    parameter = torch.zeros(1, requires_grad=True)
+    optimizer = build_optimizer([parameter], spec, where)
+    parameter.grad = torch.ones(1)
+    try:
+        optimizer.step()
+    except Exception as e:
+        raise _refusal(spec['name'], {k: v for k, v in spec.items() if k != 'name'}, e, where) from None
+
+
+def _refusal(name, kwargs, error, where):
+    reason = [*str(error).splitlines(), type(error).__name__][0]
+    return SpecError(f'{where}: torch refuses {name} with {kwargs}: {reason}')
 
 
 def build_optimizer(params, spec, where='optim_spec'):
@@ -61,17 +77,34 @@ def _check_name(name, known, where):
 def _build(params, name, kwargs, where, other_keys=frozenset()):
     """other_keys: what the spec may hold besides, for the error line on an unknown key."""
     cls = OPTIMIZERS[name]
-    accepted = inspect.signature(cls).parameters.keys() - {'params'}
+    defaults = {key: p.default for key, p in inspect.signature(cls).parameters.items() if key != 'params'}
+    accepted = defaults.keys()
     unknown = [key for key in kwargs if key not in accepted]
     if unknown:
         known = accepted | other_keys
         raise SpecError(f"{where}.{unknown[0]}: {name} takes no '{unknown[0]}'{suggest(unknown[0], known)}")
+    for key, value in kwargs.items():
+        _check_argument(key, value, defaults[key], f'{where}.{key}')
     if 'fused' in accepted and not kwargs.keys() & {'fused', 'foreach', 'differentiable', 'capturable'}:
         kwargs = {**kwargs, 'fused': True}
     try:
         return cls(params, **kwargs)
-    except (TypeError, ValueError, RuntimeError) as e:
-        raise SpecError(f'{where}: torch refuses {name} with {kwargs}: {e}') from None
+    except Exception as e:  # torch does not check all that it reads
+        raise _refusal(name, kwargs, e, where) from None
+
+
+def _check_argument(key, value, default, where):
+    """Checks an argument against the type of its default: a list is one of as many."""
+    if isinstance(default, (list, tuple)):
+        Key('list').check(value, where)
+        if len(value) != len(default):
+            raise SpecError(f'{where}: {value} must be a list of {len(default)} values, such as {list(default)}')
+        for i, pair in enumerate(zip(value, default, strict=True)):
+            _check_argument(key, *pair, f'{where}.{i}')
+    elif key in ('foreach', 'fused'):
+        Key('bool|null').check(value, where)
+    elif isinstance(default, (bool, int, float)):
+        Key('bool' if isinstance(default, bool) else 'number').check(value, where)
 
 
 class Learner:
@@ -197,9 +230,12 @@ class TargetNet:
         self._buffers = list(zip(target.buffers(), source.buffers(), strict=True))
 
     @torch.no_grad()
-    def update(self, frame, num_envs):
-        """Called once per env step; acts when that step crossed a multiple of update_frequency."""
-        if frame % self.update_frequency >= num_envs:
+    def update(self, frame, num_frames):
+        """Acts when one of the last `num_frames` frames was a multiple of update_frequency.
+
+        Called so that each frame is one of them once.
+        """
+        if frame % self.update_frequency >= num_frames:
             return
         for mine, theirs in self._parameters:
             if self.update_type == 'replace':

@@ -17,7 +17,7 @@ from slm_lab.agent.net.base import (
     pick_device,
 )
 from slm_lab.agent.net.headed import set_log_std
-from slm_lab.agent.net.mlp import MLPNet
+from slm_lab.agent.net.mlp import DuelingMLPNet, MLPNet
 from slm_lab.lib.errors import SpecError
 
 
@@ -55,7 +55,13 @@ def test_losses_are_left_unreduced():
     x, y = torch.tensor([0.0, 3.0]), torch.tensor([1.0, 1.0])
     assert build_loss({'name': 'MSELoss'})(x, y).tolist() == [1.0, 4.0]
     assert build_loss({'name': 'SmoothL1Loss', 'beta': 2.0})(x, y).tolist() == [0.25, 1.0]  # d² / 2 beta, d − beta / 2
-    assert build_loss({'name': 'mseloss', 'reduction': 'sum'})(x, y).tolist() == [1.0, 4.0]
+    assert build_loss({'name': 'mseloss', 'reduction': 'mean'})(x, y).tolist() == [1.0, 4.0]
+
+
+@pytest.mark.parametrize('reduction', ['sum', 'none', None])
+def test_a_reduction_other_than_the_mean_that_algorithms_take_is_refused(reduction):
+    with pytest.raises(SpecError, match=f"here.reduction: '{reduction}' is not done here, but the mean; omit the key"):
+        build_loss({'name': 'MSELoss', 'reduction': reduction}, 'here')
 
 
 @pytest.mark.parametrize('name', LOSSES)
@@ -151,6 +157,12 @@ def test_log_std_init_sets_the_second_parameter_of_a_continuous_policy(out_dim, 
 def test_heads_without_a_log_std_are_refused(out_dim):
     with pytest.raises(SpecError, match='log_std_init: heads of .* have no log standard deviation'):
         set_log_std(MLPNet(net_spec(), 5, out_dim), 0.0)
+
+
+@pytest.mark.parametrize('out_dim', [1, 2, 3])
+def test_dueling_heads_have_no_log_std(out_dim):
+    with pytest.raises(SpecError, match='log_std_init: DuelingMLPNet has no head of a log standard deviation'):
+        set_log_std(DuelingMLPNet(net_spec('DuelingMLPNet'), 5, out_dim), 0.0)
 
 
 def test_log_std_init_is_refused_before_an_output_activation():

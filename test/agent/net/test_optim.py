@@ -1,6 +1,8 @@
 """Optimizers by name, one learning step, and target nets."""
 
 import copy
+import inspect
+import json
 import logging
 import math
 
@@ -9,7 +11,7 @@ import torch
 from agent_cases import net_spec
 from torch import nn
 
-from slm_lab.agent.net.optim import Learner, TargetNet, build_optimizer, check_target_keys
+from slm_lab.agent.net.optim import OPTIMIZERS, Learner, TargetNet, build_optimizer, check_spec, check_target_keys
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.schedule import LearningRate
 from slm_lab.lib.state import first_difference, snapshot
@@ -55,7 +57,7 @@ def test_adam_is_fused_unless_the_spec_says_how(keys, fused):
         ({'name': 'LBFGS'}, "here.name: optimizer 'LBFGS' is unknown"),
         ({'name': 'Adam', 'beta': 1}, "here.beta: Adam takes no 'beta'; did you mean 'betas'? Known: amsgrad, betas"),
         ({'name': 'Adam', 'params': []}, "here.params: Adam takes no 'params'"),
-        ({'name': 'Adam', 'lr': 'x'}, "here: torch refuses Adam with {'lr': 'x'"),
+        ({'name': 'Adam', 'lr': 'x'}, "here.lr: 'x' is not of the type wanted here: number"),
         ({'name': 'SGD', 'lr': 0.1, 'momentum': -1}, 'here: torch refuses SGD with'),
     ],
 )
@@ -63,6 +65,52 @@ def test_a_wrong_optimizer_is_refused(spec, line):
     with pytest.raises(SpecError) as e:
         build_optimizer(linear().parameters(), spec, 'here')
     assert str(e.value).startswith(line) and 'params' not in str(e.value).partition('Known: ')[2]
+
+
+_NUMBER = 'is not of the type wanted here: number'
+
+
+@pytest.mark.parametrize(
+    ('spec', 'line'),
+    [
+        ({'name': 'Adam', 'betas': [0.9]}, 'here.betas: [0.9] must be a list of 2 values, such as [0.9, 0.999]'),
+        ({'name': 'Adam', 'betas': [0.9, 0.9, 0.9]}, 'here.betas: [0.9, 0.9, 0.9] must be a list of 2'),
+        ({'name': 'Adam', 'betas': [0.9, 'x']}, f"here.betas.1: 'x' {_NUMBER}"),
+        ({'name': 'Adam', 'betas': 0.9}, 'here.betas: 0.9 is not of the type wanted here: list'),
+        ({'name': 'Rprop', 'etas': [0.5]}, 'here.etas: [0.5] must be a list of 2'),
+        ({'name': 'Rprop', 'step_sizes': [1]}, 'here.step_sizes: [1] must be a list of 2'),
+        ({'name': 'Adafactor', 'eps': [1]}, 'here.eps: [1] must be a list of 2'),
+        ({'name': 'Adam', 'amsgrad': 'yes'}, "here.amsgrad: 'yes' is not of the type wanted here: bool"),
+        ({'name': 'Adam', 'fused': 'yes'}, "here.fused: 'yes' is not of the type wanted here: bool or null"),
+        ({'name': 'Adam', 'lr': True}, f'here.lr: True {_NUMBER}'),
+        ({'name': 'SGD', 'momentum': 0.9, 'dampening': 'x'}, f"here.dampening: 'x' {_NUMBER}"),
+        ({'name': 'Adam', 'lr': 10**400}, "here: torch refuses Adam with {'lr': 1000"),
+        # refused by the first step alone
+        ({'name': 'Adam', 'capturable': True}, "here: torch refuses Adam with {'capturable': True}: If capturable="),
+        ({'name': 'Adam', 'differentiable': True}, "here: torch refuses Adam with {'differentiable': True}: a leaf"),
+        ({'name': 'Adafactor', 'eps': ['x', 1e-3]}, "here: torch refuses Adafactor with {'eps': ['x', 0.001]}"),
+        # the lab's own
+        ({'name': 'GlobalAdam', 'betas': [0.9]}, 'here.betas: [0.9] must be a list of 2'),
+        ({'name': 'GlobalRMSprop', 'alpha': None}, f'here.alpha: None {_NUMBER}'),
+        ({'name': 'Lookahead', 'betas': [0.9]}, 'here.betas: [0.9] must be a list of 2'),
+        ({'name': 'Lookahead', 'differentiable': True}, "here: torch refuses Lookahead with {'differentiable': True}"),
+        ({'name': 'Lookahead', 'optimizer': 'Rprop', 'etas': [1]}, 'here.etas: [1] must be a list of 2'),
+    ],
+)
+def test_what_an_optimizer_cannot_step_with_is_refused_by_the_check(spec, line):
+    with pytest.raises(SpecError) as e:
+        check_spec(spec, 'here')
+    assert str(e.value).startswith(line) and '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize('name', sorted(OPTIMIZERS.keys() - {'Muon'}))  # which takes no biases
+def test_every_argument_at_its_default_passes_the_check(name):
+    arguments = {} if name == 'Lookahead' else inspect.signature(OPTIMIZERS[name]).parameters
+    defaults = {key: p.default for key, p in arguments.items() if key != 'params'}
+    before = copy.deepcopy(spec := {'name': name, **json.loads(json.dumps(defaults))})
+    state = torch.get_rng_state()
+    check_spec(spec)
+    assert spec == before and torch.equal(torch.get_rng_state(), state)
 
 
 # --- steps
@@ -232,7 +280,7 @@ def test_an_update_takes_over_the_source_and_always_its_buffers(keys, expected):
         source.weight.fill_(5.0)
         source.running_mean.fill_(7.0)
         source.num_batches_tracked.fill_(3)
-    net.update(frame=1, num_envs=1)
+    net.update(frame=1, num_frames=1)
     assert net.target.weight.tolist() == [expected] * 2
     assert net.target.running_mean.tolist() == [7.0] * 2 and net.target.num_batches_tracked == 3
     with torch.no_grad():
@@ -245,7 +293,7 @@ def test_polyak_steps_add_up():
     with torch.no_grad():
         source.weight.fill_(0.0)
     for frame in range(1, 21):
-        net.update(frame, num_envs=1)
+        net.update(frame, num_frames=1)
     assert net.target.weight.tolist() == pytest.approx([0.9**20] * 2, rel=1e-5)
 
 

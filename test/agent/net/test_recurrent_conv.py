@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slm_lab.agent.net.conv import ConvNet, DuelingConvNet
-from slm_lab.agent.net.recurrent import RecurrentNet
+from slm_lab.agent.net.recurrent import CELLS, RecurrentNet
 from slm_lab.lib.errors import SpecError
 from slm_lab.lib.keys import read_values
 
@@ -65,9 +65,13 @@ def test_a_dueling_conv_net():
     assert q.shape == (2, 3) and features.shape == (1, 8)
     v = net.v(net.features(torch.ones(1, *IMAGE)))
     assert net(torch.ones(1, *IMAGE)).mean().item() == pytest.approx(v.item(), abs=1e-5)  # advantages have mean 0
+    with pytest.raises(
+        SpecError, match=r'agent.0.net.type: DuelingConvNet joins its heads .* give \[3, 1\] side by side'
+    ):
+        build(DuelingConvNet, IMAGE, [3, 1], fc_hid_layers=[8], **CONV)
 
 
-@pytest.mark.parametrize('cell', ['GRU', 'LSTM', 'RNN'])
+@pytest.mark.parametrize('cell', CELLS)
 @pytest.mark.parametrize('bidirectional', [False, True])
 @pytest.mark.parametrize('fc', [[], [6]])
 def test_a_recurrent_net(cell, bidirectional, fc):
@@ -84,6 +88,15 @@ def test_both_directions_have_seen_the_whole_sequence():
     still = net.features(torch.zeros(1, 4, 3))
     for moved in (net.features(first), net.features(last)):
         assert (moved != still).all()
+
+
+@pytest.mark.parametrize('cell', CELLS)
+def test_init_fn_reaches_every_kind_of_cell(cell):
+    spec = {**RNN, 'fc_hid_layers': [6], 'rnn_num_layers': 2, 'bidirectional': True, 'cell_type': cell}
+    assert all((p == 0).all() for p in build(RecurrentNet, (4, 3), 2, init_fn='zeros_', **spec).parameters())
+    own = dict(build(RecurrentNet, (4, 3), 2, init_fn='ones_', **spec).rnn_model.named_parameters())
+    assert len(own) == 2 * 2 * 4  # layers, directions, weights and biases of inputs and hidden states
+    assert all((p == (1 if name.startswith('weight') else 0)).all() for name, p in own.items())
 
 
 def test_init_fn_reaches_convolutions_and_gru_weights():
