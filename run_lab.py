@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from slm_lab.experiment.stop import StopRequest, parse_duration
-from slm_lab.lib.errors import LabError, SpecError, suggest
+from slm_lab.lib.errors import LabError, ResumeError, SpecError, suggest
 
 EPILOG = """\
 forms:
@@ -133,9 +133,9 @@ def run_job(spec_file, spec_name, lab_mode, stop, force=False, place=None):
     """
     mode, prename = parse_mode(lab_mode)
     if mode == 'enjoy':
-        return enjoy(prename, spec_name, stop)
+        return enjoy(prename, spec_file, spec_name, stop)
     if mode == 'verify':
-        return verify(prename, spec_name, stop)
+        return verify(prename, spec_file, spec_name, stop)
     from slm_lab.spec import spec_util
 
     if mode == 'search':
@@ -263,25 +263,42 @@ def print_error(e):
     return 1
 
 
-def enjoy(prename, spec_name, stop):
+def enjoy(prename, spec_file, spec_name, stop):
     from slm_lab.experiment.enjoy import find_session_spec, play
     from slm_lab.spec import spec_util
 
-    spec, _ = find_session_spec(prename, spec_name)
+    spec, folder = find_session_spec(prename, spec_name)
+    check_run_is_of(folder, spec_file, spec_name)
     returns = play(spec_util.override_spec(spec, 'enjoy'), stop)
     if returns:
         print(f'{len(returns)} episodes, mean return {sum(returns) / len(returns):g}')
     return stop.exit_status
 
 
-def verify(prename, spec_name, stop):
+def verify(prename, spec_file, spec_name, stop):
     from slm_lab.experiment import retro_analysis
     from slm_lab.experiment.verify import verify_run
 
-    verdicts = verify_run(retro_analysis.find_run(prename, spec_name), stop)
+    folder = retro_analysis.find_run(prename, spec_name)
+    check_run_is_of(folder, spec_file, spec_name)
+    verdicts = verify_run(folder, stop)
     for verdict in verdicts:
         print(verdict)
     return int(any(verdict.difference for verdict in verdicts))
+
+
+def check_run_is_of(folder, spec_file, spec_name):
+    """What is played or verified is the spec that the run holds, so the file may be gone; but the run is of this spec.
+
+    Raises: ResumeError, unless it is, or is of one of the specs of this template.
+    """
+    from slm_lab.experiment import resume
+    from slm_lab.lib import paths
+    from slm_lab.spec import spec_util
+
+    name = resume.read_saved_spec(folder)['name']
+    if name != spec_name and name not in spec_util.template_names(spec_file, spec_name):
+        raise ResumeError(f"{paths.for_display(folder)} is a run of spec '{name}', not of '{spec_name}'")
 
 
 def main(argv=None):

@@ -8,7 +8,8 @@ import pytest
 from lab_process import SPEC_NAME, end_of, hashes, make_spec, resume_command
 
 from run_lab import main, parse_mode
-from slm_lab.lib.errors import SpecError
+from slm_lab.experiment.trial import Trial
+from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.spec import spec_util
 
 
@@ -112,6 +113,39 @@ def test_a_variable_that_is_no_number_is_refused(lab, monkeypatch):
         spec_util.get('demo.json', 'dqn_cartpole')
     monkeypatch.setenv('CUDA_OFFSET', '')
     assert spec_util.get('demo.json', 'dqn_cartpole')['meta']['cuda_offset'] == 0
+
+
+@pytest.mark.parametrize('name', ['../evil', 'a/b', '.', '', 'x' * 250])
+def test_a_name_that_is_no_folder_s_is_refused_and_nothing_is_created_anywhere(name, lab):
+    lab.spec_file.write_text(json.dumps({name: make_spec()}))
+    (lab.folder / 'job.json').write_text(json.dumps({'spec.json': {name: 'train'}}))
+    for args in ((lab.spec_file, name, 'train'), ('job.json',)):
+        assert_refused(lab, lab.run(*args), 'name for a spec')
+    assert [path for path in lab.folder.iterdir() if path.is_dir() and not path.name.startswith('hooks_')] == []
+
+
+def test_files_can_bear_the_longest_name(lab):
+    name = 'x' * 160
+    lab.spec_file.write_text(json.dumps({name: make_spec(max_frame=60, log_frequency=60)}))
+    life = lab.run(lab.spec_file, name, 'train', graphs=True)
+    assert life.status == 0 and 'cannot write' not in life.output
+    (folder,) = lab.data.iterdir()
+    assert (folder / 'graph' / f'{name}_t0_s0_session_graph_eval_mean_returns_ma_vs_frames.html').is_file()
+    while_it_is_written = max(len(path.name) for path in folder.rglob('*')) + len('..4194304.tmp')
+    assert while_it_is_written + len('999') <= 255  # of more trials and sessions
+
+
+@pytest.mark.parametrize('form', ['spec', 'job'])
+def test_a_key_that_is_there_twice_is_refused(form, lab):
+    """Of the two the last one would count, in silence."""
+    job = lab.folder / 'job.json'
+    if form == 'spec':
+        lab.spec_file.write_text(lab.spec_file.read_text().replace('"gamma"', '"gamma": 0.5, "gamma"', 1))
+        assert_refused(lab, lab.train(), "spec.json: key 'gamma' is there twice, at line ")
+    else:
+        job.write_text('{"spec.json": {"tiny": "train",\n"tiny": "dev"}}')
+        wanted = "job.json: key 'tiny' is there twice, at line 1 column 16 and at line 2 column 1"
+        assert_refused(lab, lab.run('job.json'), wanted)
 
 
 def test_text_that_is_no_json_is_refused(lab):
@@ -290,6 +324,35 @@ time.strftime = lambda form, *args: next(times) if form == '%Y_%m_%d_%H%M%S' els
     assert lab.train(hooks=starts_at('2026_01_31_120000', '2026_01_31_120001')).status == 0
     assert sorted(p.name for p in lab.data.iterdir()) == [f'{SPEC_NAME}_2026_01_31_12000{i}' for i in (0, 1)]
     assert {k: v for k, v in hashes(lab.data).items() if k in before} == before
+
+
+@pytest.mark.parametrize('predir', [None, 'x'])
+def test_a_data_folder_that_is_not_there_is_one_line_and_not_tried_again(predir, lab, monkeypatch):
+    """Of a link to a folder that is gone the system says that it exists."""
+    lab.data.symlink_to(lab.folder / 'gone' / 'far')
+    trial = new_trial(lab, monkeypatch, predir and str(lab.data / predir))
+    monkeypatch.setattr('time.sleep', lambda seconds: pytest.fail('it waits'))
+    with pytest.raises(LabError, match='the run folder cannot be made: File exists'):
+        trial._make_folder()
+
+
+def test_a_run_for_which_no_second_is_free_gives_up(lab, monkeypatch):
+    """A clock that stands still, say."""
+    waits = []
+    monkeypatch.setattr('time.strftime', lambda form, *args: '2026_01_31_120000')
+    trial = new_trial(lab, monkeypatch)
+    trial.folder.mkdir(parents=True)
+    monkeypatch.setattr('time.sleep', waits.append)
+    with pytest.raises(LabError, match='for 1000 seconds each new run folder was there already'):
+        trial._make_folder()
+    assert waits.count(1) == 1000
+
+
+def new_trial(lab, monkeypatch, predir=None):
+    monkeypatch.setenv('LAB_DATA_DIR', str(lab.data))
+    spec = spec_util.get(lab.spec_file, SPEC_NAME)
+    spec['meta']['predir'] = predir
+    return Trial(spec)
 
 
 def test_the_history_keeps_each_start_and_resume(lab):

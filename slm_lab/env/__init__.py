@@ -145,6 +145,11 @@ def _read(env_spec, where):
             raise SpecError(f"{where}.{key}: key '{key}' is unknown; did you mean '{close[0]}'?")
         if key in ('max_episode_steps', 'id', 'disable_env_checker'):
             raise SpecError(f"{where}.{key}: the lab sets this itself; use 'max_t' for the length of an episode")
+    if kwargs.get('render_mode') == 'human':
+        raise SpecError(
+            f"{where}.render_mode: the lab opens windows itself, where there is a display: remove the key; 'dev' and "
+            "'enjoy' show the env unless RENDER=false, 'train' does with RENDER=true"
+        )
     checked = read_keys(KEYS, env_spec, where, others=kwargs)
     values = checked.values
     if values['name'] == vizdoom.OLD_ID:

@@ -5,18 +5,21 @@ was imported), what an installed legacy gym knows.
 """
 
 import difflib
+import errno
 import importlib
 import logging
 import os
 import re
 import sys
+import traceback
 import warnings
+from pathlib import Path
 
 import gymnasium
 from gymnasium import spaces
 
 from slm_lab.env import atari, legacy_gym, vizdoom
-from slm_lab.lib.errors import LabError, SpecError
+from slm_lab.lib.errors import LabError, MachineError, SpecError
 
 logger = logging.getLogger('slm_lab.env')
 
@@ -107,9 +110,10 @@ def make_single(name, max_t=None, kwargs=None, render=False, where='env.0', modu
         where: the place of the env spec, for errors.
         module: a module to import first, which registers the id.
         life_loss: Atari: the loss of a life ends the agent's episode.
-    Raises: SpecError for an unknown id, a missing package, a refused keyword or a space that is not supported.
+    Raises: SpecError for an unknown id, a missing package, a refused keyword or value, an error in the environment's
+        own code or a space that is not supported; MachineError, MemoryError where the machine is short of something.
     """
-    kwargs = dict(kwargs or {})
+    asked, kwargs = kwargs or {}, dict(kwargs or {})
     if module is not None:
         import_module(module, where)
     try:
@@ -117,7 +121,7 @@ def make_single(name, max_t=None, kwargs=None, render=False, where='env.0', modu
             # a spec names its version on purpose
             warnings.filterwarnings('ignore', message='.*is out of date', category=DeprecationWarning)
             env = _make(name, max_t, kwargs, render, life_loss)
-    except SpecError:
+    except (SpecError, MemoryError):  # who has estimated the memory tells of it
         raise
     except gymnasium.error.DeprecatedEnv as e:
         raise SpecError(f"{where}.name: environment '{name}' is no longer made: {e}") from None
@@ -138,7 +142,10 @@ def make_single(name, max_t=None, kwargs=None, render=False, where='env.0', modu
                 f"{where}.name: environment '{name}' is no gymnasium.Env; one of legacy gym is registered with "
                 f'gym.register'
             ) from e
-        raise
+        raise SpecError(_not_made(name, asked, e.__cause__ or e, where)) from e  # gymnasium has added to its text
+    except Exception as e:  # it is the environment's code, which may do anything
+        error_class = MachineError if _is_of_machine(e) else SpecError
+        raise error_class(_not_made(name, asked, e, where)) from e
     try:
         check_spaces(env, name, where)
     except SpecError:
@@ -195,7 +202,10 @@ def _known_ids():
 
 
 def check_spaces(env, name, where):
-    """Raises: SpecError for spaces that the lab has no use for."""
+    """Raises: SpecError for spaces that the lab has no use for, or that are not there."""
+    absent = [key for key in ('observation_space', 'action_space') if getattr(env, key, None) is None]
+    if absent:
+        raise SpecError(f"{where}.name: '{name}' has no {absent[0]}, which its __init__ or its class has to set")
     observation, action = env.observation_space, env.action_space
     if not isinstance(observation, spaces.Box) or not 1 <= len(observation.shape) <= 3:
         raise SpecError(
@@ -258,6 +268,28 @@ def _failed_import(name, e, where):
     if isinstance(e, ModuleNotFoundError) and package in EXTRA_OF:
         return f"{where}.name: environment '{name}' needs '{package}': {pip_command(EXTRA_OF[package])}"
     return f"{where}.name: environment '{name}' cannot be imported: {_one_line(e)}"
+
+
+# what a wrong path in a spec gives; an OSError without a number is one that an environment raises itself
+_OF_PATHS = (None, errno.ENOENT, errno.ENOTDIR, errno.EISDIR)
+
+
+def _is_of_machine(e):
+    """Whether the machine is to blame, e.g. for too many open files, and not the spec."""
+    return isinstance(e, OSError) and e.errno not in _OF_PATHS
+
+
+def _not_made(name, kwargs, e, where):
+    keywords = ', '.join(f'{key} {value!r}' for key, value in kwargs.items())
+    made = f"{where}.name: environment '{name}' cannot be made" + (f' with {keywords}' if keywords else '')
+    return f'{made}: {describe_error(e)}'
+
+
+def describe_error(e):
+    """An error of an environment's own code, in one line: its type and text, and where it was raised."""
+    at = traceback.extract_tb(e.__traceback__)[-1]
+    text = f': {_one_line(e)}' if str(e) else ''
+    return f'{type(e).__name__}{text} ({Path(at.filename).name}:{at.lineno} in {at.name})'
 
 
 def _one_line(message):

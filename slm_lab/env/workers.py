@@ -20,11 +20,11 @@ import time
 import traceback
 import weakref
 from multiprocessing import util
-from pathlib import Path
 
 import numpy as np
 from gymnasium import spaces
 
+from slm_lab.env.registration import describe_error
 from slm_lab.env.slot import Outcome, Slot, SlotGroup
 from slm_lab.lib.errors import LabError, MachineError
 from slm_lab.lib.rng import GlobalStreams, generator
@@ -304,7 +304,7 @@ def _work(slots, build, seed, arrays, commands, answers, parent):
         group.close()
     except Exception as e:
         at = slots[0] + (group.at if group else 0)
-        error = e if isinstance(e, LabError) else (at, f'{type(e).__name__}: {e} ({_place(e)})')
+        error = e if isinstance(e, LabError) else (at, describe_error(e))
         with contextlib.suppress(_ParentGone):
             _answer(answers, ERROR, (error, traceback.format_exc()))
 
@@ -341,11 +341,6 @@ def _answer(answers, kind, value):
         answers.send(value)
     except OSError as e:
         raise _ParentGone from e
-
-
-def _place(error):
-    last = traceback.extract_tb(error.__traceback__)[-1]
-    return f'{Path(last.filename).name}:{last.lineno} in {last.name}'
 
 
 def _end_with(parent):

@@ -197,6 +197,15 @@ class CheckpointStore:
         self._base = _what_is_left(generation)
         return tree
 
+    def part(self, generation, *path):
+        """A part of a generation's state tree that has no rings, by its path in it; None where there is none."""
+        tree = load_plain(self.folder / generation.manifest['state'])
+        for key in path:
+            if key not in tree:
+                return None
+            tree = tree[key]
+        return unpack_tree(tree, {})
+
     def best(self, generation):
         """Returns {'frame', 'value', 'nets': {file stem: state_dict}} as of a generation, or None."""
         best = generation.manifest['best']

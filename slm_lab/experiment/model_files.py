@@ -3,6 +3,7 @@
 They are copies for reading. A run is resumed from its checkpoint store; these serve only folders that have none.
 """
 
+import contextlib
 import io
 import logging
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import torch
 
 from slm_lab.experiment import retro_analysis
+from slm_lab.experiment.checkpoint import store_of
 from slm_lab.experiment.state_file import load_plain
 from slm_lab.lib import files
 from slm_lab.lib.errors import LabError, ResumeError
+from slm_lab.spec import spec_util
 
 logger = logging.getLogger('slm_lab.experiment')
 
@@ -120,3 +123,32 @@ def find_trained(source):
         if nets:
             return {name: (model, None) for name, (model, _) in nets.items()}
     raise LabError(f"load_net: '{source}' is no run folder with nets, no model prepath and no .pt file")
+
+
+def find_owner(model):
+    """The saved spec of the session that a file of a net is of, by the run folder that it lies in; None without one."""
+    model = Path(model).absolute()
+    for session in retro_analysis.find_sessions(model.parent.parent):
+        if model.name.startswith(f'{session.name}_'):
+            with contextlib.suppress(LabError):  # the nets are there, whatever became of the spec
+                return retro_analysis.located_spec(session)
+    return None
+
+
+def find_statistics(model, spec):
+    """The observation statistics that a net reads its inputs by.
+
+    Args:
+        model: file of the net
+        spec: of its session, as of `find_owner`
+    Returns: a tree for `load_statistics` of an env, or None: a folder that has no checkpoint has none of them.
+    """
+    store = store_of(spec)
+    generation = store.find().generation
+    if generation is None:
+        return None
+    if Path(model).name.startswith(f'{spec_util.unit_name(spec)}_{BEST}_'):
+        best = store.best(generation)
+        return best['nets'].get(STATISTICS) if best else None
+    statistics = store.part(generation, 'env', 'NormalizeState')
+    return None if statistics is None else {'NormalizeState': statistics}

@@ -26,13 +26,17 @@ def wants_rendering(mode):
     return os.environ.get('RENDER', 'true' if mode in ('dev', 'enjoy') else 'false') == 'true'
 
 
+class EvaluationStopped(Exception):
+    """A stop came in the middle of an evaluation. All is as before it began: it is still due."""
+
+
 class Session:
     """Builds agent and env from a spec and trains.
 
     Args:
         spec: a checked spec, ticked to a session
         mode: `train` or `dev` (checks every train step, renders), or `enjoy` (plays, writes nothing)
-        stop: StopRequest, or any function; asked once per step
+        stop: StopRequest, or any function; asked once per step, of training and of evaluation
         store: where checkpoints go; None: the run folder's; False: nowhere (nothing at all is written)
     """
 
@@ -78,16 +82,28 @@ class Session:
         """Trains to max_frame or until it is asked to stop. Returns: whether the run is finished."""
         if self.env.state is None:
             self.env.reset()
-        self.run_rl()
-        finished = self.clock.frame >= self.clock.max_frame
-        if finished:
-            self.finish()
-        elif self._saved_frame != self.clock.frame:
+        if self.eval_env is not None and self.eval_env.max_t is None:
+            logger.warning(
+                "env '%s' has no limit on the steps of an episode: an evaluation lasts until its episodes end by "
+                "themselves; 'max_t' in the env spec sets a limit",
+                self.eval_env.name,
+            )
+        try:
+            self.run_rl()
+            finished = self.clock.frame >= self.clock.max_frame
+            if finished:
+                self.finish()
+        except EvaluationStopped:
+            finished = False
+        if not finished and self._saved_frame != self.clock.frame:
             self.save()
         return finished
 
     def run_rl(self):
-        """One transition a turn. What is due at a frame happens between two of them, where all state is at rest."""
+        """One transition a turn. What is due at a frame happens between two of them, where all state is at rest.
+
+        Raises: EvaluationStopped
+        """
         clock, env, agent = self.clock, self.env, self.agent
         self.progress = progress = Progress(clock.max_frame, clock.frame, self.label, self.index)
         try:
@@ -105,9 +121,10 @@ class Session:
             progress.close(clock.frame)
 
     def at_frame(self):
-        """Does what is due at the clock's frame, once: a row and a checkpoint, an evaluation.
+        """Does what is due at the clock's frame, once: an evaluation, then a row and a checkpoint.
 
         Returns: the frame at which something is due next.
+        Raises: EvaluationStopped: all of it is still due, so that a resumed session begins with it.
         """
         frame = self.clock.frame
         evaluates = self.eval_env is not None and self._is_due(self.eval_frequency, self.evaluated_frame)
@@ -180,18 +197,34 @@ class Session:
         self._new_best = {'frame': self.clock.frame, 'value': row['total_reward_ma'], 'nets': trained}
 
     def evaluate(self):
-        """The mean return of one whole episode in each evaluation env; draws nothing from training's generators."""
-        env = self.eval_env
+        """The mean return of one whole episode in each evaluation env; draws nothing from training's generators.
+
+        Raises: EvaluationStopped
+        """
+        env, before = self.eval_env, snapshot(self._evaluation_state())
         with self.eval_rng:
             state = env.reset()
             returns, running = np.zeros(env.num_envs), np.ones(env.num_envs, dtype=bool)
-            while running.any():
+            while running.any() and not self.stop():
                 step = env.step(self.agent.to_env(self.agent.act(state, evaluating=True)))
                 returns += np.where(running, step.reward, 0.0)
                 running &= ~(step.terminated | step.truncated)
                 state = step.state
+        if running.any():
+            self._load_evaluation_state(before)
+            raise EvaluationStopped
         env.forget_episodes()  # each evaluation begins new ones: there is nothing to bring back between two
         return float(returns.mean())
+
+    def _evaluation_state(self):
+        """All that evaluating changes."""
+        policy_rng = rng_lib.generator_state(self.agent.algorithm.eval_rng)
+        return {'env': self.eval_env.state_dict(), 'rng': self.eval_rng.state_dict(), 'policy_rng': policy_rng}
+
+    def _load_evaluation_state(self, state):
+        self.eval_env.load_state_dict(state['env'])
+        self.eval_rng.load_state_dict(state['rng'])
+        rng_lib.set_generator_state(self.agent.algorithm.eval_rng, state['policy_rng'])
 
     # --- state and files
 
@@ -213,6 +246,7 @@ class Session:
         """The end of a run: a last row where none was due, the final checkpoint, metrics.
 
         The last row and evaluation are shown but are no part of the state: a longer run would not have had them.
+        Raises: EvaluationStopped
         """
         state = self.state_dict()
         state['eval_env'], state['eval_rng'] = snapshot(state['eval_env']), snapshot(state['eval_rng'])

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from multiprocessing import reduction
 from pathlib import Path
 
+import numpy as np
+
 from slm_lab.experiment import hogwild, model_files, resume
 from slm_lab.experiment.child_processes import ChildProcesses
 from slm_lab.experiment.session import Session
@@ -58,6 +60,8 @@ def run_session(spec, mode, stop, resumes, shared=None, store=None):
     if restored is None and shared is None:
         for path in load_net(session):
             logger.info('Starting from the trained nets of %s', path)
+    if restored is None:
+        load_statistics(session)
     if restored is not None:
         resume.add_history(
             Path(spec['meta']['prepath']).parent,
@@ -84,6 +88,41 @@ def load_net(session):
     missing = model_files.load_models(session.agent.algorithm, paths, with_optim=False)
     session.agent.algorithm.sync_targets(missing)
     return [model for model, _ in paths.values()]
+
+
+def load_statistics(session):
+    """Starts a session with the observation statistics that the trained nets of its spec, if any, read their inputs by.
+
+    A warning says where there are none, or where only one of the two runs standardises observations.
+    """
+    source, standardizes = session.resolved['agent']['load_net'], session.resolved['env']['normalize_state']
+    if not source:
+        return
+    model, _ = next(iter(model_files.find_trained(source).values()))
+    spec = model_files.find_owner(model)
+    if spec is not None and bool(spec['env'][0].get('normalize_state')) != standardizes:
+        was, now = ('plain', 'standardised') if standardizes else ('standardised', 'plain')
+        logger.warning(
+            'load_net: %s was trained on %s observations, and gets %s ones here (env.normalize_state)', model, was, now
+        )
+    elif standardizes:
+        statistics = None if spec is None else model_files.find_statistics(model, spec)
+        own = session.env.state_dict()
+        if statistics is not None and _shape_of(statistics) == _shape_of(own):
+            session.env.load_statistics(statistics)
+            logger.info('Starting from the observation statistics of %s', model)
+        else:
+            why = 'no checkpoint of its run holds them' if statistics is None else 'they have another shape'
+            logger.warning(
+                'load_net: the observation statistics of %s were not taken over: %s. They start anew, so these nets '
+                'read inputs of another scale than they were trained on',
+                model,
+                why,
+            )
+
+
+def _shape_of(env_tree):
+    return np.shape(env_tree['NormalizeState']['mean'])
 
 
 class SessionProcesses:

@@ -1,5 +1,6 @@
 """Trial: the sessions of one spec, side by side in processes of their own, or on the nodes of a cluster."""
 
+import contextlib
 import logging
 import re
 import secrets
@@ -17,6 +18,8 @@ from slm_lab.lib.errors import LabError, MachineError
 from slm_lab.spec import spec_util
 
 logger = logging.getLogger('slm_lab.experiment')
+
+_SECONDS_TO_TRY = 1000  # one run of a job array begins in each
 
 
 @dataclass
@@ -110,20 +113,28 @@ class Trial:
         session.close()
 
     def _make_folder(self):
-        """A new run takes the next second when another, e.g. of the same job array, has begun in this one."""
-        shares = self.resumes or self.spec['meta'].get('predir')
         try:
-            self.folder.mkdir(parents=True, exist_ok=bool(shares))
-        except FileExistsError:
+            self.folder.parent.mkdir(parents=True, exist_ok=True)
+            if self.resumes or self.spec['meta'].get('predir'):
+                self.folder.mkdir(exist_ok=True)
+            else:
+                self._claim_folder()
+        except OSError as e:
+            raise LabError(f'{self.folder}: the run folder cannot be made: {e.strerror}') from None
+
+    def _claim_folder(self):
+        """A new run takes the next second when another, e.g. of the same job array, has begun in this one."""
+        for _ in range(_SECONDS_TO_TRY):
+            with contextlib.suppress(FileExistsError):
+                self.folder.mkdir()
+                return
             time.sleep(1)
             now = time.strftime('%Y_%m_%d_%H%M%S')
             for spec in (self.spec, self.experiment_spec):
                 spec['meta']['experiment_ts'] = now
                 spec_util.set_paths(spec)
             self.folder = Path(self.spec['meta']['prepath']).parent
-            self._make_folder()
-        except OSError as e:
-            raise LabError(f'{self.folder}: the run folder cannot be made: {e.strerror}') from None
+        raise LabError(f'{self.folder}: for {_SECONDS_TO_TRY} seconds each new run folder was there already; try later')
 
     def _write_specs(self):
         if self.index is None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from slm_lab.experiment import resume, retro_analysis
 from slm_lab.experiment.checkpoint import store_of
-from slm_lab.experiment.session import Session
+from slm_lab.experiment.session import EvaluationStopped, Session
 from slm_lab.lib.errors import LabError, ResumeError
 from slm_lab.lib.paths import for_display
 from slm_lab.lib.state import first_difference
@@ -67,16 +67,26 @@ def _verify_session(spec, name, stop):
     previous = store.find(before=newest.number).generation if newest else None
     if previous is None:
         return None
-    saved = _load(spec, store, newest).state_dict()
+    saved = _trained_to(newest, _load(spec, store, newest, stop), stop)
     again = _load(spec, store, previous, stop)
-    again.clock.max_frame = newest.frame
     for learner_name, learner in again.agent.algorithm.learners.items():  # a run in dev mode measures its gradients
         learner.check = not math.isnan(saved['agent']['algorithm']['grad_norm'][learner_name])
     logger.info('%s: training again from frame %d to %d', name, previous.frame, newest.frame)
-    again.run_rl()
-    if again.clock.frame < newest.frame:
+    difference = first_difference(saved, _trained_to(newest, again, stop))
+    return Verdict(name, previous.frame, newest.frame, difference)
+
+
+def _trained_to(newest, session, stop):
+    """Its state at the newest checkpoint's frame, after what is due there: a run may have been stopped in the middle
+    of an evaluation, which its checkpoint is then without."""
+    session.clock.max_frame = newest.frame
+    try:
+        session.run_rl()
+    except EvaluationStopped:
+        raise Stopped(stop.exit_status) from None
+    if session.clock.frame < newest.frame:
         raise Stopped(stop.exit_status)
-    return Verdict(name, previous.frame, newest.frame, first_difference(saved, again.state_dict()))
+    return session.state_dict()
 
 
 def _load(spec, store, generation, stop=None):

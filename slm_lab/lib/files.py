@@ -14,22 +14,54 @@ from slm_lab.lib.errors import LabError
 
 # a whole JSON string (kept as it is), or a comma that only white space parts from the bracket that closes its list
 _STRING_OR_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
+# a string, with the colon that makes a key of it, or a bracket of an object
+_KEY_OR_BRACE = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|[{}]', re.DOTALL)
 
 
 def parse_json(text, where='JSON text'):
     """Parses JSON in which lists and objects may end in a comma, as specs in the wild do.
 
-    Raises: LabError naming `where`, line and column when the text is not JSON even so.
+    Raises: LabError naming `where`, line and column when the text is not JSON even so, or has a key twice in an object.
     """
     strict = _STRING_OR_TRAILING_COMMA.sub(lambda m: m.group(1) or ' ', text)  # a space, so that columns stay
+    data = _load_json(strict, where)
+    _refuse_repeated_keys(strict, where)
+    return data
+
+
+def _load_json(text, where):
     try:
-        return ujson.loads(strict)
+        return ujson.loads(text)
     except ValueError:
         pass
     try:
-        return json.loads(strict)  # slower, but it says where it stopped
+        return json.loads(text)  # slower, but it says where it stopped
     except ValueError as e:
         raise LabError(f'{where} is not valid JSON: {e}') from None
+
+
+def _refuse_repeated_keys(text, where):
+    """Readers of JSON take the last one of two without a word."""
+    open_objects = []  # [{key: where it begins}], the innermost last
+    for match in _KEY_OR_BRACE.finditer(text):
+        string, colon = match.groups()
+        if match[0] == '{':
+            open_objects.append({})
+        elif match[0] == '}':
+            open_objects.pop()
+        elif colon:
+            key, at = _load_json(string, where), match.start()
+            first = open_objects[-1].setdefault(key, at)
+            if first != at:
+                raise LabError(
+                    f"{where}: key '{key}' is there twice, at {_place(text, first)} and at {_place(text, at)}; "
+                    'remove one of the two'
+                )
+
+
+def _place(text, at):
+    lines = text[:at].split('\n')
+    return f'line {len(lines)} column {len(lines[-1]) + 1}'
 
 
 def read_json(path):

@@ -7,6 +7,7 @@ of a user is kept as it was written; `meta` gains what the run adds: indices, pa
 import copy
 import logging
 import os
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -92,6 +93,9 @@ RUN_KEYS = (
 REMOVED = {'HydraDQN': "'HydraDQN' (one net for several envs) is not supported; train DQN in each env on its own"}
 
 FOLDERS = ('graph', 'info', 'log', 'model')
+
+_NAME = re.compile(rf'\w[ (),{templates.IN_A_NAME}]*')
+_NAME_BYTES = 160  # of the 255 of a file name; the longest ends, of graphs that are being written, take some 80
 
 
 def find_file(spec_file):
@@ -203,6 +207,21 @@ def check(spec):
     return True
 
 
+def check_name(name):
+    """Raises: SpecError for a name that the folder and the files of a run cannot bear."""
+    if not _NAME.fullmatch(str(name)):
+        raise SpecError(
+            f'{name!r} is no name for a spec, since folders and files are named after it: use letters, digits, spaces '
+            'and _ . + = - ( ) and commas, the first one a letter, a digit or _'
+        )
+    length = len(os.fsencode(str(name)))
+    if length > _NAME_BYTES:
+        raise SpecError(
+            f"'{name}' is too long a name for a spec, since folders and files are named after it: {length} bytes; use "
+            f'up to {_NAME_BYTES}'
+        )
+
+
 def resolve(spec):
     """The spec as the classes read it: every key with its default filled in, nothing that is ignored.
 
@@ -213,6 +232,7 @@ def resolve(spec):
 
 def _resolve(spec):
     name = spec.get('name', 'spec')
+    check_name(name)
     for key in spec:
         if key not in TOP_KEYS:
             raise SpecError(f"{name} > {key}: key '{key}' is unknown{suggest(key, TOP_KEYS)}")
@@ -357,7 +377,8 @@ def record_of(spec):
 
 
 def set_paths(spec):
-    """Points a spec's paths at its unit's files in the run folder."""
+    """Points a spec's paths at its unit's files in the run folder. Raises: SpecError, as of `check_name`"""
+    check_name(spec['name'])
     folder = run_folder(spec)
     meta = spec['meta']
     meta['prepath'] = str(folder / unit_name(spec))

@@ -15,7 +15,8 @@ from slm_lab.lib.errors import SpecError, suggest
 KEY = 'spec_params'
 
 _WHOLE = re.compile(r'\$(?:\{(\w+)\}|(\w+))')
-_NOT_IN_A_NAME = re.compile(r'[^\w.+=-]+')  # names are names of folders, too
+IN_A_NAME = r'\w.+=-'  # names are names of folders, too
+_NOT_IN_A_NAME = re.compile(f'[^{IN_A_NAME}]+')
 
 
 def is_template(spec):

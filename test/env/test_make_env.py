@@ -86,6 +86,10 @@ def test_a_keyword_that_nobody_takes_is_an_error_with_its_place():
         ({'max_frames': 4}, "did you mean 'max_frame'"),
         ({'normalise_state': True}, "did you mean 'normalize_state'"),
         ({'max_episode_steps': 10}, "use 'max_t'"),
+        (
+            {'render_mode': 'human'},
+            r"env\.0\.render_mode: the lab opens windows itself.* 'train' does with RENDER=true",
+        ),
         ({'max_frame': 10.5}, r'env\.0\.max_frame: 10\.5'),
         ({'max_t': 0}, r'env\.0\.max_t: 0 is too small'),
         ({'reward_scale': 'signs'}, "reward_scale: 'signs' is unknown; it is a number, 'sign' or null"),

@@ -1,5 +1,7 @@
+import errno
 import importlib
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -9,10 +11,11 @@ import gymnasium
 import numpy as np
 import pytest
 from env_cases import spec_of
+from gymnasium import spaces
 
 from slm_lab.env import atari, make_env, registration
 from slm_lab.env.registration import current_id, make_single
-from slm_lab.lib.errors import SpecError
+from slm_lab.lib.errors import MachineError, SpecError
 
 SETUP = Path(__file__).parents[2] / 'setup.py'
 
@@ -166,6 +169,69 @@ def test_a_keyword_is_passed_on():
 def test_a_keyword_that_the_environment_does_not_take_is_named():
     with pytest.raises(SpecError, match=r"env\.0\.gravity: 'CartPole-v1' does not take this keyword"):
         make_single('CartPole-v1', kwargs={'gravity': 1})
+
+
+class Demanding(gymnasium.Env):
+    """Fails in its `__init__` by the error that it is given, or lacks a space."""
+
+    def __init__(self, error=None, lacks=None, size=4):
+        if error is not None:
+            raise error
+        all_spaces = {'observation_space': spaces.Box(-1.0, 1.0, (size,)), 'action_space': spaces.Discrete(2)}
+        for key, space in all_spaces.items():
+            if key != lacks:
+                setattr(self, key, space)
+
+
+@pytest.fixture
+def demanding(monkeypatch):
+    entry = gymnasium.envs.registration.EnvSpec('Demanding-v0', Demanding)
+    monkeypatch.setitem(gymnasium.registry, 'Demanding-v0', entry)
+
+
+@pytest.mark.parametrize(
+    'error, text',
+    [
+        (ValueError('size is\n5, not 4'), 'ValueError: size is 5, not 4'),
+        (KeyError('easy'), "KeyError: 'easy'"),
+        (AssertionError(), 'AssertionError'),
+        (TypeError('a number is wanted'), 'TypeError: a number is wanted'),
+        (OSError('File walker.xml does not exist'), 'OSError: File walker.xml does not exist'),  # as MuJoCo's say it
+        (FileNotFoundError(errno.ENOENT, 'No such file', 'a.xml'), r"FileNotFoundError: .*'a\.xml'"),
+        (ZeroDivisionError('division'), 'ZeroDivisionError: division'),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else '',
+)
+def test_an_error_in_making_an_environment_is_one_line_with_its_keywords(error, text, demanding):
+    kwargs = {'error': error, 'size': 5}
+    with pytest.raises(SpecError) as told:
+        make_single('Demanding-v0', kwargs=kwargs, where='mine > env.0')
+    start = re.escape("mine > env.0.name: environment 'Demanding-v0' cannot be made with error ")
+    pattern = rf'{start}.*, size 5: {text} \(test_registration\.py:\d+ in __init__\)'
+    assert re.fullmatch(pattern, str(told.value), re.DOTALL), told.value
+
+
+def test_a_value_that_the_environment_refuses_is_told():
+    pytest.importorskip('Box2D')
+    with pytest.raises(SpecError) as told:
+        make_single('LunarLander-v3', kwargs={'gravity': 5.0})
+    line = str(told.value)
+    assert "environment 'LunarLander-v3' cannot be made with gravity 5.0: AssertionError: gravity" in line
+    assert '\n' not in line
+
+
+def test_what_the_machine_is_short_of_is_no_error_of_the_spec(demanding):
+    """A shortage of memory goes on as it is, to those who know what was needed."""
+    with pytest.raises(MachineError, match=r"'Demanding-v0' cannot be made with .*Too many open files"):
+        make_single('Demanding-v0', kwargs={'error': OSError(errno.EMFILE, os.strerror(errno.EMFILE))})
+    with pytest.raises(MemoryError):
+        make_single('Demanding-v0', kwargs={'error': MemoryError()})
+
+
+@pytest.mark.parametrize('key', ['observation_space', 'action_space'])
+def test_an_environment_without_a_space_is_refused(key, demanding):
+    with pytest.raises(SpecError, match=rf"env\.0\.name: 'Demanding-v0' has no {key}, which its __init__ or its class"):
+        make_single('Demanding-v0', kwargs={'lacks': key})
 
 
 def test_a_discrete_observation_is_refused_with_what_is_supported():

@@ -186,6 +186,14 @@ def test_what_is_missing_is_named(what, wanted, trained, capsys):
     assert wanted.format(folder).removesuffix('/at_all') in error and len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize('what', ['', '/tiny_t0_s1_spec.json'])
+def test_the_run_of_another_spec_is_refused(what, trained, played, capsys):
+    folder = trained[0]['meta']['predir']
+    assert run_lab.main(['spec.json', 'tine', f'enjoy@{folder}{what}']) == 2
+    assert not played
+    assert capsys.readouterr().err.endswith("is a run of spec 'tiny', not of 'tine'\n")
+
+
 def test_a_run_of_which_no_episode_had_ended_says_so(tmp_path, capsys):
     spec = session_spec(tmp_path, raw_spec('DQN'))
     run_to(spec, StopAt(3))

@@ -1,13 +1,19 @@
 """`load_net`: a new run that starts from the nets of another, and takes nothing else from it."""
 
+import shutil
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 from resume import StopAt, hash_files, raw_spec, run_to, session_spec, uninterrupted
 
 import run_lab
-from slm_lab.experiment.session import Session
+from slm_lab.experiment import model_files
+from slm_lab.experiment.session import Session, store_of
 from slm_lab.lib import files
-from slm_lab.lib.state import snapshot
+from slm_lab.lib.state import first_difference, snapshot
+from slm_lab.spec import spec_util
 
 pytestmark = pytest.mark.usefixtures('command')
 
@@ -30,6 +36,7 @@ def begun(monkeypatch):
         seen['frame'], seen['rows'] = session.clock.frame, len(session.agent.body.train_df)
         seen['moments'] = len(session.agent.algorithm.learners['net'].optim.state_dict()['state'])
         seen['memory'] = session.agent.memory.size
+        seen['env'] = snapshot(session.env.state_dict())
         return original(session)
 
     original = Session.run
@@ -159,3 +166,98 @@ def test_resuming_such_a_run_does_not_load_them_again(source, tmp_path):
     assert same(resumed, torch.load(folder / 'model' / 'tiny_t0_s0_net_model.pt', weights_only=True))
     plain = uninterrupted(session_spec(tmp_path, raw_spec('DQN')))
     assert not same(resumed, plain['tree']['agent']['algorithm']['nets']['net'])
+
+
+# --- observation statistics
+
+
+@pytest.fixture(scope='module')
+def standardized(tmp_path_factory):
+    """As `source`, of standardised observations: (session spec, {'best', 'last': the statistics of these nets})"""
+    spec = session_spec(tmp_path_factory.mktemp('standardized'), raw_spec('DQN', normalize_state=True))
+    last = run_to(spec, StopAt(250))['tree']['env']['NormalizeState']
+    best = store_of(spec).best(store_of(spec).find().generation)['nets']['statistics']['NormalizeState']
+    assert 0 < best['count'] < last['count']
+    spec_util.save(spec)
+    return spec, {'best': best, 'last': last}
+
+
+def without_checkpoints(spec, folder):
+    """What SLM Lab v4.2 leaves."""
+    return Path(shutil.copytree(run_folder(spec), folder / 'classic', ignore=shutil.ignore_patterns('checkpoint')))
+
+
+@pytest.mark.parametrize(
+    ('form', 'which'),
+    [('run folder', 'best'), ('prepath of the best', 'best'), ('model prepath', 'last'), ('a file', 'last')],
+)
+@pytest.mark.parametrize('num_envs', [1, 3])
+def test_the_statistics_come_with_the_nets_that_read_by_them(
+    form, which, num_envs, standardized, begun, tmp_path, capsys
+):
+    spec, statistics = standardized
+    before = hash_files(run_folder(spec))
+    extra = {'env': {'reward_scale': 2}, 'meta': {'rigorous_eval': 1}}  # wrappers around, an env that shares them
+    status, _ = train(tmp_path, forms(spec)[form][0], num_envs=num_envs, normalize_state=True, **extra)
+    assert status == 0
+    assert first_difference(statistics[which], begun['env']['NormalizeState']) is None
+    output = capsys.readouterr().out
+    assert f'Starting from the observation statistics of {forms(spec)[form][1]}' in output
+    assert 'WARNING' not in output
+    assert hash_files(run_folder(spec)) == before
+
+
+@pytest.mark.parametrize(
+    ('source_is', 'standardizes', 'wanted'),
+    [
+        ('plain', True, 'was trained on plain observations, and gets standardised ones here (env.normalize_state)'),
+        ('standardized', False, 'was trained on standardised observations, and gets plain ones here'),
+        ('classic', False, 'was trained on standardised observations, and gets plain ones here'),
+        ('classic', True, 'were not taken over: no checkpoint of its run holds them'),
+        ('a file of no run', True, 'were not taken over: no checkpoint of its run holds them'),
+        ('a file of no run', False, None),
+        ('plain', False, None),
+    ],
+)
+def test_nets_that_will_read_inputs_of_another_scale_are_a_warning(
+    source_is, standardizes, wanted, source, standardized, begun, tmp_path, capsys
+):
+    spec, _ = standardized
+    file = tmp_path / 'some_net_model.pt'
+    shutil.copy(pt(spec, 'net_model'), file)
+    load_net = {
+        'plain': run_folder(source),
+        'standardized': run_folder(spec),
+        'classic': without_checkpoints(spec, tmp_path),
+        'a file of no run': file,
+    }[source_is]
+    status, _ = train(tmp_path, load_net, normalize_state=standardizes)
+    assert status == 0
+    assert not standardizes or begun['env']['NormalizeState']['count'] == 0
+    warnings = [line for line in capsys.readouterr().out.splitlines() if 'WARNING' in line]
+    assert len(warnings) == (wanted is not None)
+    assert wanted is None or ('load_net: ' in warnings[0] and wanted in warnings[0])
+
+
+def test_statistics_of_another_shape_are_a_warning(standardized, begun, tmp_path, capsys, monkeypatch):
+    """The nets fit all the same where a stack of frames is as long as a frame of the other env."""
+    spec, statistics = standardized
+    longer = {key: np.zeros(5) if key != 'count' else 3 for key in statistics['best']}
+    monkeypatch.setattr(model_files, 'find_statistics', lambda *_: {'NormalizeState': longer})
+    status, _ = train(tmp_path, run_folder(spec), normalize_state=True)
+    assert status == 0 and begun['env']['NormalizeState']['count'] == 0
+    assert 'were not taken over: they have another shape' in capsys.readouterr().out
+
+
+def test_resuming_such_a_run_does_not_take_the_statistics_again(standardized, tmp_path):
+    """It goes on with those that it has gathered since, as the run in one piece does."""
+    spec, _ = standardized
+    ends = []
+    for i, stops in enumerate([(303,), (122, 303)]):
+        for max_frame, mode in zip(stops, ('train', 'train@latest'), strict=False):
+            status, _ = train(tmp_path, run_folder(spec), mode=mode, normalize_state=True, env={'max_frame': max_frame})
+            assert status == 0
+        (folder,) = (tmp_path / 'data').iterdir()
+        ends.append(torch.load(folder / 'model' / 'tiny_t0_s0_net_model.pt', weights_only=True))
+        (tmp_path / 'data').rename(tmp_path / f'data{i}')
+    assert same(*ends)

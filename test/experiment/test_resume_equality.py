@@ -17,7 +17,7 @@ from resume import (
 )
 
 from slm_lab.agent.net import optim
-from slm_lab.experiment.session import store_of
+from slm_lab.experiment.session import EvaluationStopped, Session, store_of
 from slm_lab.lib import files
 from slm_lab.lib.registry import ALGORITHMS, NETS
 from slm_lab.lib.registry import MEMORIES as MEMORY_TABLE
@@ -224,7 +224,8 @@ def test_equal_from_the_last_checkpoint_when_the_process_was_killed(tmp_path, fr
     session = build(spec, StopAt(HALF))
     spec_util.save(spec)
     session.env.reset()
-    session.run_rl()  # and nothing after it
+    with pytest.raises(EvaluationStopped):
+        session.run_rl()  # and nothing after it
     resumed = fresh.call('go_on', spec)
     assert resumed['loaded']['clock']['frame'] == 122
     assert_equal(resumed, uninterrupted(spec))
@@ -261,12 +262,23 @@ def test_a_process_of_its_own_goes_on_as_the_one_that_tests_share(tmp_path, fres
 
 
 class SaveAtEveryFrame:
+    """Asked between two steps of training; an evaluation, in the midst of which nothing may be saved, goes without."""
+
     saves = 0
+
+    def __init__(self, session):
+        self.session, session.stop, session.evaluate = session, self, self.evaluate
 
     def __call__(self):
         self.session.save()
         self.saves += 1
         return False
+
+    def evaluate(self):
+        self.session.stop = lambda: False
+        value = Session.evaluate(self.session)
+        self.session.stop = self
+        return value
 
 
 @pytest.mark.parametrize('memory', ['Replay', 'PrioritizedReplay'])
@@ -274,8 +286,8 @@ def test_saving_leaves_no_mark(memory, tmp_path):
     """A run that saves at every frame equals one that never does."""
     keys = {'env': {'max_frame': 70}, 'meta': {'rigorous_eval': 1}}
     spec = session_spec(tmp_path, raw_spec('DoubleDQN', memory, normalize_state=True, **keys))
-    session = build(spec, often := SaveAtEveryFrame())
-    often.session = session
+    session = build(spec)
+    often = SaveAtEveryFrame(session)
     session.run()
     assert often.saves == 70
     assert_equal(result_of(session), uninterrupted(spec))

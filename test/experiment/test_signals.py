@@ -28,7 +28,7 @@ MOMENTS = [
     ('between checkpoints', 'slm_lab.agent.agent', 'Agent.update', 51, 151),
     ('training', 'slm_lab.agent.net.optim', 'Learner.step', 9, 169),  # two steps each at 153, 157, 161, 165 and 169
     ('evaluation', 'slm_lab.experiment.session', 'Session.evaluate', 1, 200),
-    ('writing classic files', 'slm_lab.experiment.model_files', 'publish_data_frames', 1, 300),
+    ('writing classic files', 'slm_lab.experiment.model_files', 'publish_data_frames', 2, 300),  # the first is at 200
     ('last evaluation', 'slm_lab.experiment.session', 'Session.finish', 1, 600),
     ('plotting a session', 'slm_lab.experiment.analysis', 'draw_session', 1, 600),
     ('plotting the trial', 'slm_lab.experiment.analysis', 'draw_trial', 1, 600),

@@ -1,6 +1,8 @@
 """`verify@`: trains again from the previous checkpoint to the newest, and tells whether they are identical."""
 
+import json
 import re
+import time
 
 import pytest
 from resume import StopAt, build, go_on, hash_files, raw_spec, run_to, session_spec
@@ -45,6 +47,23 @@ def test_a_good_run_is_identical(name, frame, previous, newest, tmp_path, capsys
         assert f'tiny_t0_s0: frames {previous} to {newest}: identical' in capsys.readouterr().out
     else:
         assert re.search(r'tiny_t0_s0: frames \d+ to \d+: identical', capsys.readouterr().out)
+
+
+def test_a_run_that_was_stopped_amid_an_evaluation_is_identical(tmp_path, capsys):
+    """At frame 150, with its row due as well: its checkpoint has neither yet."""
+    raw = raw_spec('DQN', meta={'rigorous_eval': 2, 'log_frequency': 50})
+    spec = session_spec(tmp_path, raw)
+    stopped = run_to(spec, StopAt(150))
+    assert stopped['tree']['evaluated_frame'] == 100
+    assert run_verify(spec) == 0
+    assert 'frames 100 to 150: identical' in capsys.readouterr().out
+
+
+def test_verifying_may_be_stopped_amid_an_evaluation(tmp_path):
+    spec = session_spec(tmp_path, raw_spec('DQN', meta={'rigorous_eval': 2}))
+    run_to(spec, StopAt(150))
+    with pytest.raises(LabError, match='stopped before it had a verdict'):
+        verify_run(spec['meta']['predir'], StopRequest(deadline=time.time()))
 
 
 def test_a_resumed_and_extended_run_is_identical(tmp_path, capsys):
@@ -152,6 +171,33 @@ def test_every_session_has_its_verdict(tmp_path, capsys):
     assert run_verify(specs[0]) == 1
     out = capsys.readouterr().out
     assert 'tiny_t0_s0: frames 122 to 150: identical' in out and 'tiny_t0_s1: frames 122 to 150: differs' in out
+
+
+def test_the_run_of_another_spec_is_refused(tmp_path, capsys):
+    spec = session_spec(tmp_path, raw_spec('DQN'))
+    run_to(spec, StopAt(150))
+    spec_util.save(spec)
+    folder = spec['meta']['predir']
+    assert run_lab.main(['spec.json', 'tine', f'verify@{folder}']) == 2
+    output = capsys.readouterr()
+    assert output.err.endswith("is a run of spec 'tiny', not of 'tine'\n") and 'identical' not in output.out
+    assert run_lab.main(['nowhere.json', 'tiny', f'verify@{folder}']) == 0  # the file may be gone, as for train@
+
+
+def test_a_run_of_a_template_may_be_named_by_the_template(tmp_path, capsys):
+    spec = session_spec(tmp_path, raw_spec('DQN'))
+    spec['name'] = 'all_CartPole-v1'
+    spec_util.set_paths(spec)
+    run_to(spec, StopAt(150))
+    spec_util.save(spec)
+    raw, spec_file = raw_spec('DQN', env={'name': '${env}'}), tmp_path / 'spec.json'
+    specs = {name: {**raw, 'spec_params': {'env': envs}} for name, envs in TEMPLATES.items()}
+    spec_file.write_text(json.dumps(specs))
+    status = {name: run_lab.main([str(spec_file), name, f'verify@{spec["meta"]["predir"]}']) for name in TEMPLATES}
+    assert status == {'all': 0, 'others': 2}
+
+
+TEMPLATES = {'all': ['CartPole-v0', 'CartPole-v1'], 'others': ['CartPole-v1']}
 
 
 def test_one_checkpoint_cannot_be_verified(tmp_path, capsys):

@@ -51,6 +51,42 @@ def test_broken_json_says_file_line_and_column(tmp_path, text, place):
     assert str(e.value).startswith(f'{path} is not valid JSON: ') and place in str(e.value)
 
 
+@pytest.mark.parametrize(
+    ('text', 'line'),
+    [
+        (
+            '{"gamma": 0.9,\n "lam": 1, "gamma": 0.5,}',
+            "key 'gamma' is there twice, at line 1 column 2 and at line 2 column 12",
+        ),
+        (
+            '{"a": [{"b": {},\n"c": "{",\n "b" : 3}]}',
+            "key 'b' is there twice, at line 1 column 9 and at line 3 column 2",
+        ),
+        ('{"a": {"a": 1}, "\\u0061": 1}', "key 'a' is there twice, at line 1 column 2 and at line 1 column 17"),
+        ('{"s": "dev", "s": "dev"}', "key 's' is there twice"),
+    ],
+)
+def test_a_key_twice_in_an_object_is_refused_with_both_places(text, line, tmp_path):
+    path = tmp_path / 'spec.json'
+    path.write_text(text)
+    with pytest.raises(LabError) as e:
+        files.read_json(path)
+    assert str(e.value).startswith(f'{path}: {line}') and '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    'text',
+    [
+        '{"a": {"a": {"a": 1}}}',
+        '{"x": [{"a": 1}, {"a": 2}], "y": {"a": 3}}',
+        '{"a": "a", "b": "\\"a\\": 1, {", "c": ["a", "a"]}',
+        '{"a": 1, "A": 2, "a ": 3}',
+    ],
+)
+def test_keys_of_several_objects_and_strings_that_are_no_keys_may_be_alike(text):
+    assert files.parse_json(text) == json.loads(text)
+
+
 def test_a_file_that_is_no_text_is_named(tmp_path):
     path = tmp_path / 'spec.json'
     path.write_bytes(b'\xff\xfe\x00{')

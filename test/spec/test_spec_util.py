@@ -111,6 +111,31 @@ def test_a_file_that_is_no_json_or_no_spec_is_refused(spec_file):
         spec_util.get(spec_file, 'my_spec')
 
 
+@pytest.mark.parametrize(
+    'name', ['../evil', 'a/b', '/a', '.', '..', '', ' ', '.hidden', '-x', '~', 'a\nb', 'a\0', 'a*']
+)
+def test_a_name_that_folders_and_files_cannot_bear_is_refused(name, spec_file):
+    spec_file.write_text(json.dumps({name: DQN}))
+    with pytest.raises(SpecError) as e:
+        spec_util.get(spec_file, name)
+    assert str(e.value).startswith(f'{name!r} is no name for a spec, ') and '\n' not in str(e.value)
+    with pytest.raises(SpecError, match='is no name for a spec'):
+        spec_util.set_paths({**copy.deepcopy(DQN), 'name': name})  # of a run folder: its spec names it
+
+
+@pytest.mark.parametrize('name', ['a' * 161, 'ä' * 81])
+def test_a_name_that_leaves_no_room_for_the_names_of_files_is_refused(name, spec_file):
+    spec_file.write_text(json.dumps({name: DQN}))
+    with pytest.raises(SpecError, match='is too long a name for a spec, .* 16[12] bytes; use up to 160'):
+        spec_util.get(spec_file, name)
+
+
+@pytest.mark.parametrize('name', ['dqn_cartpole', 'DQN 2.1-b', '_', '7', 'lr=1e-3+x.', 'größe', 'a' * 160])
+def test_a_name_of_letters_digits_spaces_and_some_signs_is_taken(name, spec_file):
+    spec_file.write_text(json.dumps({name: DQN}))
+    assert spec_util.get(spec_file, name)['name'] == name
+
+
 def test_get_extends_meta(spec_file):
     spec = spec_util.get(spec_file, 'my_spec')
     meta = spec['meta']

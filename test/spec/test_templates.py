@@ -124,6 +124,16 @@ def test_a_spec_of_a_template_is_found_by_its_name(spec_file):
         spec_util.get(spec_file, 'tiny')
 
 
+@pytest.mark.parametrize(
+    ('name', 'line'), [('../evil', r"'\.\./evil_CartPole-v0' is no name for a spec"), ('a' * 150, 'is too long a name')]
+)
+def test_a_template_s_name_is_checked_as_those_of_its_specs(name, line, tmp_path):
+    path = tmp_path / 'spec.json'
+    path.write_text(json.dumps({name: tiny_template()}))
+    with pytest.raises(SpecError, match=line):
+        spec_util.get_all(path, name)
+
+
 def test_the_specs_of_a_template_are_spread_over_the_gpus(tmp_path, monkeypatch):
     monkeypatch.setenv('CUDA_OFFSET', '1')
     path = tmp_path / 'spec.json'
