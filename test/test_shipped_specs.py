@@ -11,7 +11,7 @@ from slm_lab.env.registration import current_id
 from slm_lab.experiment.session import Session
 from slm_lab.lib import paths
 from slm_lab.lib.state import check_tree
-from slm_lab.spec import spec_util, templates
+from slm_lab.spec import search_space, spec_util, templates
 
 FILES = {
     str(path.relative_to(paths.SPEC_DIR)): json.loads(path.read_text())
@@ -51,6 +51,24 @@ def trained():
                 seen.add(kind)
             found.append((file, name))
     return found
+
+
+def searches():
+    """[(file, name)] of the specs with a search."""
+    specs = [(file, name, spec) for file in FILES for name, spec in FILES[file].items()]
+    return [(file, name) for file, name, spec in specs if spec.get('search') and not templates.is_template(spec)]
+
+
+@pytest.mark.parametrize(('file', 'name'), searches(), ids=str)
+def test_the_trials_of_a_shipped_search_can_run_and_read_what_is_searched_over(file, name):
+    spec = spec_util.get(file, name, TS)
+    spaces = search_space.parse(spec)
+    for trial in range(min(search_space.count_trials(spec), 4)):
+        values = search_space.draw(spaces, 0, trial)
+        search_space.check(spec, spaces, values)
+        _, ignored = spec_util._resolve(search_space.apply(spec, values))
+        unread = {place.removeprefix(f'{name} > ') for place in ignored}
+        assert not [place for place in values if any(f'{place}.'.startswith(f'{key}.') for key in unread)]
 
 
 @pytest.mark.parametrize(('file', 'name'), trained(), ids=str)
