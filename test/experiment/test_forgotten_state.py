@@ -139,13 +139,13 @@ CASES = (
 def train_and_load(spec, mode='train'):
     """Trains a session, and loads what it saved into another. Returns: (paths that training changed, paths that the
     loaded one holds otherwise, the first difference of what may not differ at all)"""
-    trained = build(spec, StopAt(152), mode=mode)  # not amid the evaluation of frame 150
+    trained = build(spec, StopAt(155), mode=mode)  # between two evaluations and two trainings
     for env in filter(None, (trained.env, trained.eval_env)):
         assert env.unwrapped.slots  # which are made when they are first needed
     before = fingerprint(trained)
     trained.run()
     after, kept = fingerprint(trained), snapshot(record(trained))
-    loaded = build(spec, StopAt(152), mode=mode)
+    loaded = build(spec, StopAt(155), mode=mode)
     resume.restore_session(loaded)
     again = fingerprint(loaded)
     changed = {path for path in {*before, *after} if before.get(path) != after.get(path)}
