@@ -3,19 +3,14 @@
 They are copies for reading. A run is resumed from its checkpoint store; these serve only folders that have none.
 """
 
-import contextlib
 import io
 import logging
-from pathlib import Path
 
 import torch
 
-from slm_lab.experiment import retro_analysis
-from slm_lab.experiment.checkpoint import store_of
 from slm_lab.experiment.state_file import load_plain
 from slm_lab.lib import files
-from slm_lab.lib.errors import LabError, ResumeError
-from slm_lab.spec import spec_util
+from slm_lab.lib.errors import ResumeError
 
 logger = logging.getLogger('slm_lab.experiment')
 
@@ -104,51 +99,3 @@ def _check_shapes(net, state, where):
         wanted = tuple(own[key].shape) if key in own else 'nothing'
         if was != wanted:
             raise ResumeError(f'{where}: {key} is {was} there and {wanted} by the spec')
-
-
-def find_trained(source):
-    """Where `load_net` points: a run folder, a model prepath, or one .pt file.
-
-    Returns: {net name: (model path, None)}
-    """
-    path = Path(source).expanduser()
-    if path.suffix == '.pt' and path.is_file():
-        return {'net': (path, None)}
-    by_prefix = sorted(path.parent.glob(f'{path.name}_*_model.pt'))
-    by_prefix = [p for p in by_prefix if f'_{BEST}_' not in p.name[len(path.name) :]]
-    if by_prefix:
-        return {p.name[len(path.name) + 1 : -len('_model.pt')]: (p, None) for p in by_prefix}
-    for session in retro_analysis.find_sessions(retro_analysis.find_run(source)):
-        nets = session.best_nets or session.nets
-        if nets:
-            return {name: (model, None) for name, (model, _) in nets.items()}
-    raise LabError(f"load_net: '{source}' is no run folder with nets, no model prepath and no .pt file")
-
-
-def find_owner(model):
-    """The saved spec of the session that a file of a net is of, by the run folder that it lies in; None without one."""
-    model = Path(model).absolute()
-    for session in retro_analysis.find_sessions(model.parent.parent):
-        if model.name.startswith(f'{session.name}_'):
-            with contextlib.suppress(LabError):  # the nets are there, whatever became of the spec
-                return retro_analysis.located_spec(session)
-    return None
-
-
-def find_statistics(model, spec):
-    """The observation statistics that a net reads its inputs by.
-
-    Args:
-        model: file of the net
-        spec: of its session, as of `find_owner`
-    Returns: a tree for `load_statistics` of an env, or None: a folder that has no checkpoint has none of them.
-    """
-    store = store_of(spec)
-    generation = store.find().generation
-    if generation is None:
-        return None
-    if Path(model).name.startswith(f'{spec_util.unit_name(spec)}_{BEST}_'):
-        best = store.best(generation)
-        return best['nets'].get(STATISTICS) if best else None
-    statistics = store.part(generation, 'env', 'NormalizeState')
-    return None if statistics is None else {'NormalizeState': statistics}

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from multiprocessing import reduction
 from pathlib import Path
 
-import numpy as np
-
-from slm_lab.experiment import hogwild, model_files, resume
+from slm_lab.experiment import hogwild, resume
 from slm_lab.experiment.child_processes import ChildProcesses
 from slm_lab.experiment.session import Session
+from slm_lab.experiment.trained_nets import load_net, load_statistics
 from slm_lab.lib import logger as lab_logger
 from slm_lab.lib.errors import LabError, MachineError
 from slm_lab.lib.machine import count_cpus
@@ -77,52 +76,6 @@ def run_session(spec, mode, stop, resumes, shared=None, store=None):
     session.close()
     logger.info('Session %d %s', session.index, 'done' if finished else f'stopped at frame {session.clock.frame}')
     return SessionResult(finished, metrics, frame=session.clock.frame, signal=stop.signal)
-
-
-def load_net(session):
-    """Starts a session from the trained nets that its spec names, if any. Returns: [path of each]"""
-    source = session.resolved['agent']['load_net']
-    if not source:
-        return []
-    paths = model_files.find_trained(source)
-    missing = model_files.load_models(session.agent.algorithm, paths, with_optim=False)
-    session.agent.algorithm.sync_targets(missing)
-    return [model for model, _ in paths.values()]
-
-
-def load_statistics(session):
-    """Starts a session with the observation statistics that the trained nets of its spec, if any, read their inputs by.
-
-    A warning says where there are none, or where only one of the two runs standardises observations.
-    """
-    source, standardizes = session.resolved['agent']['load_net'], session.resolved['env']['normalize_state']
-    if not source:
-        return
-    model, _ = next(iter(model_files.find_trained(source).values()))
-    spec = model_files.find_owner(model)
-    if spec is not None and bool(spec['env'][0].get('normalize_state')) != standardizes:
-        was, now = ('plain', 'standardised') if standardizes else ('standardised', 'plain')
-        logger.warning(
-            'load_net: %s was trained on %s observations, and gets %s ones here (env.normalize_state)', model, was, now
-        )
-    elif standardizes:
-        statistics = None if spec is None else model_files.find_statistics(model, spec)
-        own = session.env.state_dict()
-        if statistics is not None and _shape_of(statistics) == _shape_of(own):
-            session.env.load_statistics(statistics)
-            logger.info('Starting from the observation statistics of %s', model)
-        else:
-            why = 'no checkpoint of its run holds them' if statistics is None else 'they have another shape'
-            logger.warning(
-                'load_net: the observation statistics of %s were not taken over: %s. They start anew, so these nets '
-                'read inputs of another scale than they were trained on',
-                model,
-                why,
-            )
-
-
-def _shape_of(env_tree):
-    return np.shape(env_tree['NormalizeState']['mean'])
 
 
 class SessionProcesses:

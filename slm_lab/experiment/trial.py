@@ -11,8 +11,9 @@ from pathlib import Path
 from slm_lab.experiment import analysis, cluster, hogwild, memory_estimate, resume, retro_analysis, search
 from slm_lab.experiment.run_lock import RunLock, is_alive
 from slm_lab.experiment.session import Session
-from slm_lab.experiment.session_processes import SessionProcesses, load_net, run_guarded
+from slm_lab.experiment.session_processes import SessionProcesses, run_guarded
 from slm_lab.experiment.stop import StopRequest
+from slm_lab.experiment.trained_nets import load_net
 from slm_lab.lib import logger as lab_logger
 from slm_lab.lib.errors import LabError, MachineError
 from slm_lab.spec import spec_util

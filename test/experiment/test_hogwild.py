@@ -15,8 +15,8 @@ from resume import raw_spec, session_spec
 from slm_lab.agent.net.optim import Learner
 from slm_lab.experiment import hogwild, resume
 from slm_lab.experiment.checkpoint import CheckpointStore
-from slm_lab.experiment.session_processes import load_net
 from slm_lab.experiment.stop import StopRequest
+from slm_lab.experiment.trained_nets import load_net
 from slm_lab.experiment.verify import verify_run
 from slm_lab.lib.errors import MachineError, ResumeError, SpecError
 from slm_lab.spec import spec_util

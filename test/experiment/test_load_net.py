@@ -9,7 +9,7 @@ import torch
 from resume import StopAt, hash_files, raw_spec, run_to, session_spec, uninterrupted
 
 import run_lab
-from slm_lab.experiment import model_files
+from slm_lab.experiment import trained_nets
 from slm_lab.experiment.session import Session, store_of
 from slm_lab.lib import files
 from slm_lab.lib.state import first_difference, snapshot
@@ -243,7 +243,7 @@ def test_statistics_of_another_shape_are_a_warning(standardized, begun, tmp_path
     """The nets fit all the same where a stack of frames is as long as a frame of the other env."""
     spec, statistics = standardized
     longer = {key: np.zeros(5) if key != 'count' else 3 for key in statistics['best']}
-    monkeypatch.setattr(model_files, 'find_statistics', lambda *_: {'NormalizeState': longer})
+    monkeypatch.setattr(trained_nets, 'find_statistics', lambda *_: {'NormalizeState': longer})
     status, _ = train(tmp_path, run_folder(spec), normalize_state=True)
     assert status == 0 and begun['env']['NormalizeState']['count'] == 0
     assert 'were not taken over: they have another shape' in capsys.readouterr().out
