@@ -1,4 +1,4 @@
-"""Lends the tests of this folder searches that need no Ray."""
+"""Lends the tests of this folder searches that need no Ray, and a place for a checkpoint."""
 
 import pytest
 import search_trials
@@ -17,3 +17,9 @@ def here(monkeypatch, tmp_path):
     monkeypatch.setenv('LAB_DATA_DIR', str(tmp_path / 'data'))
     yield
     logger.close()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Where the checkpoints of a session lie, not made yet."""
+    return tmp_path / 'checkpoint' / 'demo_t0_s0'

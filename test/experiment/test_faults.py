@@ -38,7 +38,8 @@ EQUAL = 'experiment/test_resume_equality.py::test_a_resumed_run_equals_the_unint
 OPTIONS = 'experiment/test_resume_equality.py::test_equal_with_each_option'
 RULES = 'experiment/test_resume_rules_e2e.py'
 FORGOTTEN = 'experiment/test_forgotten_state.py::test_what_training_changes_comes_back'
-KILLS = 'experiment/test_checkpoint.py'
+KILLS = 'experiment/test_checkpoint_kill.py'
+STORE = 'experiment/test_checkpoint.py'
 
 COVERED = {
     '1 exploration starts anew': [f'{HERE}::test_exploration_goes_on_from_the_restored_frame'],
@@ -81,7 +82,7 @@ COVERED = {
     ],
     '35 two checkpoints mixed, orphans left': [
         f'{KILLS}::test_kill_at_any_step_of_a_save_leaves_the_old_or_the_new_generation',
-        f'{KILLS}::test_prune_sweeps_orphans_and_temporary_files_of_dead_writers_but_nothing_foreign',
+        f'{STORE}::test_prune_sweeps_orphans_and_temporary_files_of_dead_writers_but_nothing_foreign',
     ],
     '37 saving exists and is never called': [
         'experiment/test_signals.py::test_one_run_stopped_at_every_moment_ends_as_the_undisturbed_one'
@@ -89,7 +90,7 @@ COVERED = {
     '39 a queue ends the job before it saves': [
         'experiment/test_signals.py::test_a_time_limit_leaves_a_checkpoint_of_the_moment'
     ],
-    '40 saving takes as much memory again': [f'{KILLS}::test_extra_memory_is_a_chunk_at_most'],
+    '40 saving takes as much memory again': [f'{STORE}::test_extra_memory_is_a_chunk_at_most'],
     '42 replay newer than the weights': [f'{HERE}::test_the_memory_is_that_of_the_checkpoint'],
     '43 the device is baked in': [
         f'{HERE}::test_a_checkpoint_holds_tensors_of_no_device',
@@ -121,7 +122,7 @@ COVERED = {
     'SLM Lab 198 resume trained anew': [
         f'{RULES}::test_a_run_whose_checkpoints_and_nets_are_all_damaged_never_starts_anew'
     ],
-    'SLM Lab 128, 183, 243 the only checkpoint deleted': [f'{KILLS}::test_prune_leaves_all_where_nothing_is_complete'],
+    'SLM Lab 128, 183, 243 the only checkpoint deleted': [f'{STORE}::test_prune_leaves_all_where_nothing_is_complete'],
     'SLM Lab 451 graphs end a run': [
         'experiment/test_analysis.py::test_a_run_ends_well_where_graphs_cannot_be_written'
     ],
