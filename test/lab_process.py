@@ -401,7 +401,9 @@ class Lab:
         return CheckpointStore(self.run_folder / 'checkpoint' / f'{SPEC_NAME}_t0_s{session}')
 
     def frame(self, session=0):
-        """The frame of the newest complete checkpoint, None where there is none."""
+        """The frame of the newest complete checkpoint, None where there is none, or no run folder yet."""
+        if not (self.data.is_dir() and any(path.is_dir() for path in self.data.iterdir())):
+            return None
         generation = self.store(session).find().generation
         return generation and generation.frame
 
