@@ -146,3 +146,24 @@ class LearningRate:
         frame = min(frame, getattr(self.scheduler, 'total_steps', frame))  # OneCycleLR refuses to go past its end
         self.scheduler.step(frame)
         return self.scheduler.optimizer.param_groups[0]['lr']
+
+
+def check_learning_rate(spec, max_frame, where='lr_scheduler_spec'):
+    """Tries the rates of a whole run: some schedules grow past all numbers, or fall below 0, only far into it.
+
+    Args:
+        spec: `lr_scheduler_spec`, as of `LearningRate`
+        max_frame: the last frame of the run
+    Raises: SpecError with the first frame, of those tried, that has no rate
+    """
+    rate = LearningRate(spec, 1.0, where)
+    for tenth in range(11):
+        frame = max_frame * tenth // 10
+        try:
+            factor = rate(frame)
+        except ArithmeticError as e:
+            raise SpecError(f'{where}: {spec} has no learning rate at frame {frame}: {e.args[-1]}') from None
+        if not 0 <= factor < math.inf:
+            raise SpecError(
+                f'{where}: {spec} makes the learning rate {factor:g} times its first value at frame {frame}'
+            )

@@ -16,6 +16,7 @@ from slm_lab.lib import files, paths
 from slm_lab.lib.errors import LabError, SpecError, suggest
 from slm_lab.lib.keys import Key, leftover, read_keys
 from slm_lab.lib.registry import ALGORITHMS, ENV_TABLES
+from slm_lab.lib.schedule import check_learning_rate
 from slm_lab.spec import templates
 
 logger = logging.getLogger('slm_lab.spec')
@@ -246,9 +247,17 @@ def _resolve(spec):
     ignored += [f'{name} > {part}.{i}' for part in ('agent', 'env') for i in range(1, len(spec[part]))]
     resolved = {'meta': meta.values, 'agent': _resolve_agent(spec['agent'][0], f'{name} > agent.0', ignored)}
     resolved['env'], env_ignored = ENV_TABLES.get('env')(spec['env'][0], f'{name} > env.0')
+    _check_learning_rates(resolved, f'{name} > agent.0')
     if meta.values['distributed']:
         _check_distributed(resolved, name)
     return resolved, ignored + env_ignored
+
+
+def _check_learning_rates(resolved, where):
+    for part in ('net', 'critic_net'):
+        schedule = resolved['agent'].get(part, {}).get('lr_scheduler_spec')
+        if schedule is not None:
+            check_learning_rate(schedule, resolved['env']['max_frame'], f'{where}.{part}.lr_scheduler_spec')
 
 
 def _check_distributed(resolved, name):

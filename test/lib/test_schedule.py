@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slm_lab.lib.errors import SpecError
-from slm_lab.lib.schedule import DECAYS, LearningRate, Schedule, fill_spec, scheduler_names
+from slm_lab.lib.schedule import DECAYS, LearningRate, Schedule, check_learning_rate, fill_spec, scheduler_names
 
 pytestmark = pytest.mark.filterwarnings('ignore:The epoch parameter', 'ignore:Detected call of')
 
@@ -212,3 +212,29 @@ def test_a_wrong_scheduler_is_refused(spec, line):
     with pytest.raises(SpecError) as e:
         LearningRate(spec, 0.5, 'here')
     assert str(e.value).startswith(line) and '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+    ('spec', 'line'),
+    [
+        # 1e30 ** 10 = 1e300 is a number yet, 1e30 ** 20 is none
+        ({'name': 'StepLR', 'step_size': 100, 'gamma': 1e30}, 'has no learning rate at frame 2000: '),
+        ({'name': 'StepLR', 'step_size': -1}, 'has no learning rate at frame 1000: '),  # 0.1 ** -1000
+        ({'name': 'PolynomialLR', 'total_iters': 5000, 'power': -1}, 'has no learning rate at frame 5000: '),  # 0 ** -1
+        (
+            {'name': 'MultiStepLR', 'milestones': [1500], 'gamma': math.nan},
+            'rate nan times its first value at frame 2000',
+        ),
+        ({'name': 'MultiStepLR', 'milestones': [1500], 'gamma': -2.0}, 'rate -2 times its first value at frame 2000'),
+    ],
+)
+def test_a_rate_that_fails_far_into_the_run_is_refused_before_it(spec, line):
+    check_learning_rate(spec, 0, 'here')
+    with pytest.raises(SpecError) as e:
+        check_learning_rate(spec, 10_000, 'here')
+    assert str(e.value).startswith(f'here: {spec} ') and line in str(e.value) and '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize('name', RATES)
+def test_a_rate_that_lasts_for_the_run_is_not_refused(name):
+    check_learning_rate({'name': name, **RATES[name]}, 10**6)

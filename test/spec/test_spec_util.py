@@ -279,6 +279,11 @@ WRONG = [
     ),
     (('net',), ('optim_spec', {'name': 'Adam', 'lr': -1}), ["optim_spec: torch refuses Adam with {'lr': -1"]),
     (('net',), ('lr_scheduler_spec', {'name': 'StepLR'}), ['net.lr_scheduler_spec: torch refuses StepLR with {}']),
+    (
+        ('net',),
+        ('lr_scheduler_spec', {'name': 'StepLR', 'step_size': 1, 'gamma': 1e300}),
+        ['my_spec > agent.0.net.lr_scheduler_spec: ', 'has no learning rate at frame '],
+    ),
     (('net',), ('update_type', 'copy'), ["net.update_type: 'copy' is unknown", 'Known: polyak, replace']),
     (('net',), ('update_frequency', 0), ['net.update_frequency: 0 is too small; the least is 1']),
     (('net',), ('update_type', 'polyak'), ['agent.0.net.polyak_coef: None would never move the target net', 'write 1']),
