@@ -18,7 +18,8 @@ forms:
   run_lab.py SPEC_FILE SPEC_NAME MODE     one spec; the file as given, else under slm_lab/spec/
 
 modes:
-  dev             one session, every train step checked, rendered where there is a display
+  dev             one session, every train step checked, rendered where there is a display, with TensorBoard's event
+                  files in the run's log folder
   train           a new run, in data/<spec name>_<timestamp>/
   train@RUN       continue a run exactly where it stopped, or extend it after raising max_frame in the spec;
                   RUN is its folder, or `latest` for the newest run of this spec (dev@RUN likewise); or a trial of a

@@ -19,6 +19,7 @@ INSTALL_REQUIRES = [
     'tqdm>=4.66,<5',
     'colorlog>=6.7,<7',
     'psutil>=5.9,<8',
+    'tensorboardX>=2.6.2,<3',
 ]
 
 # Environments by family; all are wheels, but for gym, which is Python alone. What gymnasium's own extras would add for

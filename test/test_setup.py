@@ -29,7 +29,7 @@ TEST = EXTRAS['test'] + [line for extra in BRING['test'] for line in EXTRAS[extr
 ALL = INSTALL + [line for lines in EXTRAS.values() for line in lines]
 
 # packages that are imported under another name
-IMPORTED_AS = {'opencv-python-headless': 'cv2'}
+IMPORTED_AS = {'opencv-python-headless': 'cv2', 'tensorboardx': 'tensorboardX'}
 
 
 def by_name(lines):

@@ -12,6 +12,7 @@ from slm_lab.agent.agent import Agent
 from slm_lab.env import Clock, make_env
 from slm_lab.experiment import analysis, model_files
 from slm_lab.experiment.checkpoint import store_of
+from slm_lab.experiment.event_files import EventFiles
 from slm_lab.experiment.stop import StopRequest
 from slm_lab.lib import rng as rng_lib
 from slm_lab.lib.progress import Progress
@@ -70,6 +71,8 @@ class Session:
         self._new_best = None
         self._saved_frame = -1
         self.store = store_of(spec) if store is None else store
+        shows_events = mode == 'dev' and self.index == 0 and self.store
+        self.events = EventFiles(Path(spec['meta']['log_prepath']).parent) if shows_events else None
 
     def _build_eval_env(self, num_envs, seed):
         if not num_envs:
@@ -104,13 +107,15 @@ class Session:
 
         Raises: EvaluationStopped
         """
-        clock, env, agent = self.clock, self.env, self.agent
+        clock, env, agent, events = self.clock, self.env, self.agent, self.events
         self.progress = progress = Progress(clock.max_frame, clock.frame, self.label, self.index)
         try:
             next_due = self.at_frame()
             while clock.frame < clock.max_frame and not self.stop():
                 state = env.state
                 action = agent.act(state)
+                if events is not None:
+                    events.add_actions(action)
                 step = env.step(agent.to_env(action))
                 clock.tick_step(step.terminated | step.truncated)
                 clock.tick_opt_step(agent.update(state, action, step, clock.frame))
@@ -187,6 +192,9 @@ class Session:
         logger.info('%s [%s_df] %s', prefix, df_mode, items)
         if df_mode == 'train':
             self.progress.set_return(row['total_reward_ma'])
+        if self.events is not None:
+            nets = {name: learner.net for name, learner in self.agent.algorithm.learners.items()}
+            self.events.add_row(df_mode, row, nets)
 
     def remember_best(self, row):
         """Keeps what plays best, with the observation statistics that it plays by, for the next checkpoint."""
@@ -261,6 +269,8 @@ class Session:
         return analysis.analyze_session(self.spec, self.agent.body.eval_df, 'eval', plot)
 
     def close(self):
+        if self.events is not None:
+            self.events.close()
         self.env.close()
         if self.eval_env is not None:
             self.eval_env.close()
