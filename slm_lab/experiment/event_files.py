@@ -2,7 +2,7 @@
 
     tensorboard --logdir data/<run folder>/log
 
-They show what a session did and are no part of its state.
+They show what a session did and are no part of its state: after a stop, the actions of the next row are those since.
 """
 
 import math
