@@ -1,6 +1,7 @@
 """Makes `resume` and its like importable for the tests of the folders below, and lends them what their runs need."""
 
 import signal
+import sys
 
 import pytest
 import resume
@@ -21,6 +22,19 @@ def lab(tmp_path):
     lab = Lab(tmp_path, fork_server())
     yield lab
     lab.close()
+
+
+@pytest.fixture
+def hide(monkeypatch):
+    """Makes a package fail to import as if it were not installed, whatever the tests before this one imported of it."""
+
+    def hide(package):
+        inside = [name for name in sys.modules if name.startswith(f'{package}.')]
+        for name in inside:
+            monkeypatch.delitem(sys.modules, name)
+        monkeypatch.setitem(sys.modules, package, None)
+
+    return hide
 
 
 @pytest.fixture

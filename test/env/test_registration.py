@@ -136,11 +136,11 @@ def test_a_missing_package_names_the_pip_extra(monkeypatch):
     'package, extra',
     [('mujoco', 'mujoco'), ('imageio', 'mujoco'), ('Box2D', 'box2d'), ('cv2', 'atari'), ('vizdoom', 'vizdoom')],
 )
-def test_a_package_that_is_not_there_names_the_extra_of_the_lab(package, extra, monkeypatch):
+def test_a_package_that_is_not_there_names_the_extra_of_the_lab(package, extra, hide, monkeypatch):
     def entry_point():
         importlib.import_module(f'{package}.inside')
 
-    monkeypatch.setitem(sys.modules, package, None)
+    hide(package)
     monkeypatch.setitem(gymnasium.registry, 'Absent-v0', gymnasium.envs.registration.EnvSpec('Absent-v0', entry_point))
     with pytest.raises(SpecError, match=rf"'Absent-v0' needs '{package}': pip install '\.\[{extra}\]'"):
         make_single('Absent-v0')

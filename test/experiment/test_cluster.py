@@ -143,10 +143,10 @@ def test_wrong_values_are_refused(key, value):
 
 
 @pytest.mark.parametrize('address', [None, 'head:6379'])
-def test_without_ray_it_says_how_to_install_it(command, monkeypatch, tmp_path, capsys, address):
+def test_without_ray_it_says_how_to_install_it(command, hide, monkeypatch, tmp_path, capsys, address):
     import run_lab
 
-    monkeypatch.setitem(sys.modules, 'ray', None)
+    hide('ray')
     monkeypatch.delenv('RAY_ADDRESS', raising=False)
     if address:
         monkeypatch.setenv('RAY_ADDRESS', address)

@@ -5,7 +5,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import time
 from pathlib import Path
 
@@ -407,10 +406,10 @@ def test_optuna_draws_of_every_kind(kind):
         told.append((values, float(values['x'])))
 
 
-def test_search_without_ray_says_how_to_install_it_and_train_needs_none(command, monkeypatch, tmp_path, capsys):
+def test_search_without_ray_says_how_to_install_it_and_train_needs_none(command, hide, tmp_path, capsys):
     from run_lab import main
 
-    monkeypatch.setitem(sys.modules, 'ray', None)
+    hide('ray')
     spec_file = tmp_path / 'spec.json'
     spec_file.write_text(json.dumps({SPEC_NAME: make_search(max_frame=120)}))
     assert main([str(spec_file), SPEC_NAME, 'search']) == 2
