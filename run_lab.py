@@ -15,6 +15,7 @@ forms:
   run_lab.py                              the jobs of job/experiments.json
   run_lab.py JOB.json                     jobs: {"spec file": {"spec name": "mode"}}
   run_lab.py JOB.json --resume            go on with a job that was interrupted, or try again what failed in it
+  run_lab.py --doctor                     what the lab finds here: versions, machine, data folder; status 1 if amiss
   run_lab.py SPEC_FILE SPEC_NAME MODE     one spec; the file as given, else under slm_lab/spec/
 
 modes:
@@ -41,6 +42,8 @@ exit status: 0 done (or stopped by --stop-after), 1 a session failed or verify d
 MODES = ('dev', 'train', 'search', 'enjoy', 'verify')
 NEED_RUN = ('enjoy', 'verify')
 
+INSTALL = 'bin/lab brings its own environment; in yours: pip install -c constraints.txt -e .'
+
 
 def parse_args(argv):
     parser = argparse.ArgumentParser(
@@ -54,7 +57,10 @@ def parse_args(argv):
     parser.add_argument('--stop-after', metavar='TIME', help='checkpoint and exit with status 0 after e.g. 5h50m')
     parser.add_argument('--force', action='store_true', help='train and dev: start also where memory will not do')
     parser.add_argument('--resume', action='store_true', help='go on with an interrupted job')
+    parser.add_argument('--doctor', action='store_true', help='report on packages, machine and data folder')
     args = parser.parse_args(argv)
+    if args.doctor and (args.words or args.stop_after or args.force or args.resume):
+        raise SpecError('--doctor runs nothing; give it alone')
     if args.resume and len(args.words) == 3:
         raise SpecError(f'--resume is for job files; to go on with a run, give the mode {args.words[2]}@<run folder>')
     if args.force and len(args.words) == 3 and args.words[2].partition('@')[0] not in ('train', 'dev'):
@@ -302,11 +308,24 @@ def check_run_is_of(folder, spec_file, spec_name):
         raise ResumeError(f"{paths.for_display(folder)} is a run of spec '{name}', not of '{spec_name}'")
 
 
+def doctor():
+    """Prints what the lab finds where it is. Returns: exit status"""
+    from slm_lab.lib.doctor import report
+
+    lines, problems = report()
+    print(*lines, *(f'PROBLEM: {problem}' for problem in problems), sep='\n')
+    if not problems:
+        print('no problem found')
+    return int(bool(problems))
+
+
 def main(argv=None):
     """Returns: exit status"""
     stop = StopRequest().install()  # before the slow imports: a signal then stops the run in good order
     try:
         args = parse_args(argv)
+        if args.doctor:
+            return doctor()
         if args.stop_after is not None:
             try:
                 stop.deadline = time.time() + parse_duration(args.stop_after)
@@ -320,6 +339,10 @@ def main(argv=None):
         return run_jobs(args.words, stop, args.force, args.resume)
     except (LabError, OSError) as e:
         return print_error(e)
+    except ModuleNotFoundError as e:
+        if e.name is None or e.name.partition('.')[0] in ('slm_lab', *sys.stdlib_module_names):
+            raise  # a fault of the lab
+        return print_error(LabError(f'{e}, which the lab needs; this Python is {sys.executable}. {INSTALL}'))
 
 
 if __name__ == '__main__':

@@ -20,6 +20,7 @@ INSTALL_REQUIRES = [
     'colorlog>=6.7,<7',
     'psutil>=5.9,<8',
     'tensorboardX>=2.6.2,<3',
+    'packaging>=23.1,<27',
 ]
 
 # Environments by family; all are wheels, but for gym, which is Python alone. What gymnasium's own extras would add for

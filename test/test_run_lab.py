@@ -1,8 +1,12 @@
 """The command: what it accepts, what it refuses and how, and what it leaves on disk."""
 
 import json
+import os
 import re
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from lab_process import SPEC_NAME, end_of, hashes, make_spec, resume_command
@@ -11,6 +15,8 @@ from run_lab import main, parse_mode
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.spec import spec_util
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -209,7 +215,8 @@ def test_modes_that_estimate_no_memory_refuse_to_be_forced(mode, capsys):
 def test_a_run_that_cannot_fit_is_refused_unless_it_is_forced(lab):
     code = """
 import slm_lab.experiment.memory_estimate as m
-m.available = lambda: m.Available(100 * m.MB)
+from slm_lab.lib.machine import Available
+m.available = lambda: Available(100 * m.MB)
 """
     little_memory = [('slm_lab.experiment.memory_estimate', '', 1, code)]
     refused = lab.train(hooks=little_memory)
@@ -223,6 +230,28 @@ m.available = lambda: m.Available(100 * m.MB)
     _, args = resume_command(life.output)
     assert lab.run(*args, hooks=little_memory).status == 0
     assert lab.frame() == 180
+
+
+# --- where it runs
+
+
+def test_the_doctor_reports_and_runs_nothing(command, monkeypatch, capsys):
+    assert main(['--doctor']) == 0
+    assert capsys.readouterr().out.endswith('no problem found\n')
+    monkeypatch.setattr('slm_lab.lib.doctor.report', lambda: (['a line'], ['torch is ill']))
+    assert main(['--doctor']) == 1
+    assert 'a line\nPROBLEM: torch is ill\n' in capsys.readouterr().out
+    assert main(['--doctor', 'demo.json', 'dqn_cartpole', 'train']) == 2
+
+
+def test_a_python_without_the_packages_is_told_what_to_do(tmp_path):
+    """As a user who runs the checkout by a Python that has none of them, which `-S` makes of this one."""
+    command = [sys.executable, '-S', str(ROOT / 'run_lab.py'), 'demo.json', 'dqn_cartpole', 'train']
+    env = {key: value for key, value in os.environ.items() if key != 'PYTHONPATH'}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert re.fullmatch(r"error: No module named '\w+', which the lab needs; .*bin/lab.*\n", done.stderr)
+    assert sys.executable in done.stderr
 
 
 # --- where things are

@@ -1,6 +1,5 @@
 """Tables of spec keys: declared once beside the class that reads them, used to check a spec and to fill defaults."""
 
-import math
 from dataclasses import dataclass, field
 
 from slm_lab.lib.errors import SpecError, suggest
@@ -65,8 +64,6 @@ class Key:
         return value if self.fill is None or value is None else self.fill(value, where)
 
     def _check_bounds(self, value, where):
-        if isinstance(value, float) and not math.isfinite(value):
-            raise SpecError(f'{where}: {value} is not a finite number')
         if self.low is not None and value < self.low:
             raise SpecError(f'{where}: {value} is too small; the least is {self.low:g}')
         if self.high is not None and value > self.high:

@@ -6,6 +6,7 @@ of a user is kept as it was written; `meta` gains what the run adds: indices, pa
 
 import copy
 import logging
+import math
 import os
 import re
 import subprocess
@@ -237,6 +238,7 @@ def _resolve(spec):
     for key in spec:
         if key not in TOP_KEYS:
             raise SpecError(f"{name} > {key}: key '{key}' is unknown{suggest(key, TOP_KEYS)}")
+        _refuse_infinite(spec[key], f'{name} > {key}')
     for key, kind in (('agent', list), ('env', list), ('meta', dict)):
         if not isinstance(spec.get(key), kind) or not spec[key]:
             raise SpecError(f"{name}: key '{key}' is missing or empty; it must be a {kind.__name__}")
@@ -251,6 +253,15 @@ def _resolve(spec):
     if meta.values['distributed']:
         _check_distributed(resolved, name)
     return resolved, ignored + env_ignored
+
+
+def _refuse_infinite(value, where):
+    """JSON has no such numbers, but readers of it take NaN, Infinity and 1e999."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise SpecError(f'{where}: {value} is not a finite number')
+    if isinstance(value, (dict, list)):
+        for key, part in value.items() if isinstance(value, dict) else enumerate(value):
+            _refuse_infinite(part, f'{where}.{key}')
 
 
 def _check_learning_rates(resolved, where):

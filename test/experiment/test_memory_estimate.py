@@ -1,12 +1,10 @@
 """What a run is told to take, by figures worked out by hand; and that what cannot fit never starts."""
 
 import json
-import resource
 from pathlib import Path
 
 import gymnasium
 import numpy as np
-import psutil
 import pytest
 from gymnasium import spaces
 from lab_process import SPEC_NAME, hashes, make_spec
@@ -18,24 +16,19 @@ from slm_lab.agent.memory.prioritized import SumTree
 from slm_lab.agent.memory.replay import Replay
 from slm_lab.experiment import memory_estimate
 from slm_lab.experiment.memory_estimate import (
-    GB,
-    MB,
     PROCESS,
     SHARED,
     WORKER,
-    Available,
     Estimate,
     NotEnoughMemory,
-    available,
-    cgroup_left,
     check,
     estimate,
     on_policy_bytes,
     refusal,
-    size,
     transition_bytes,
     tree_bytes,
 )
+from slm_lab.lib.machine import GB, MB, Available
 from slm_lab.spec import spec_util
 
 # CartPole: two states of 4 floats, an action of 8 bytes, reward, terminated and truncated of 4
@@ -184,14 +177,6 @@ def test_a_transition_is_as_large_as_the_memory_makes_it():
     assert transition_bytes(layout) == 2 * 3 * 4 + 2 * 4 + 3 * 4
 
 
-@pytest.mark.parametrize(
-    ('num_bytes', 'text'),
-    [(7.056e9, '7.06 GB'), (1e9, '1 GB'), (5.2e5, '520 kB'), (3.5e8, '350 MB'), (1.2e12, '1,200 GB')],
-)
-def test_sizes_are_readable(num_bytes, text):
-    assert size(num_bytes) == text
-
-
 def test_async_workers_of_training_and_evaluation(monkeypatch):
     monkeypatch.setattr(memory_estimate, 'count_cpus', lambda: 8)
     spec = spec_util.get('benchmark/ppo/ppo_classic.json', 'ppo_cartpole_v1')
@@ -202,88 +187,6 @@ def test_async_workers_of_training_and_evaluation(monkeypatch):
     assert two == 2 * (4 + 4) * WORKER
     spec['env'][0]['vector'] = 'sync'
     assert 'env workers' not in estimate(spec).parts
-
-
-# --- what there is
-
-
-def write(root, files):
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-
-V2 = 'sys/fs/cgroup'
-
-
-def test_the_limit_of_a_container_less_its_use_but_for_caches(tmp_path):
-    files = {
-        'proc/self/cgroup': '0::/\n',
-        f'{V2}/memory.max': '4000000000\n',
-        f'{V2}/memory.current': '3000000000\n',
-        f'{V2}/memory.stat': 'anon 2400000000\ninactive_file 400000000\nactive_file 100000000\n',
-    }
-    write(tmp_path, files)
-    assert cgroup_left(tmp_path) == 1_500_000_000
-    write(tmp_path, {f'{V2}/memory.max': 'max\n'})
-    assert cgroup_left(tmp_path) is None
-
-
-def test_the_tightest_of_the_groups_above_holds(tmp_path):
-    write(tmp_path, {'proc/self/cgroup': '0::/user.slice/job.scope\n'})
-    for folder, limit in (('user.slice', '900'), ('user.slice/job.scope', '5000')):
-        names = {'memory.max': limit, 'memory.current': '100', 'memory.stat': 'anon 100'}
-        write(tmp_path, {f'{V2}/{folder}/{name}': text for name, text in names.items()})
-    assert cgroup_left(tmp_path) == 800
-
-
-@pytest.mark.parametrize('folder', ['docker/ab12', ''])
-def test_version_1_with_the_path_of_the_host_or_of_the_container(tmp_path, folder):
-    v1 = f'sys/fs/cgroup/memory/{folder}'
-    write(
-        tmp_path,
-        {
-            'proc/self/cgroup': '5:cpu,cpuacct:/docker/ab12\n4:memory:/docker/ab12\n1:name=systemd:/x:y\n0::/\n',
-            f'{v1}/memory.limit_in_bytes': '2000\n',
-            f'{v1}/memory.usage_in_bytes': '1500\n',
-            f'{v1}/memory.stat': 'inactive_file 7\ntotal_inactive_file 200\ntotal_active_file 50\n',
-        },
-    )
-    assert cgroup_left(tmp_path) == 750
-
-
-def test_without_control_groups_the_machine_alone_counts(tmp_path, monkeypatch):
-    assert cgroup_left(tmp_path) is None
-    rss = set_free(monkeypatch, 5 * GB)
-    assert available(tmp_path) == Available(5 * GB + rss, 'on this machine')
-
-
-def set_free(monkeypatch, num_bytes):
-    """Lets the machine have so much. Returns: RSS of this process"""
-    held = psutil.Process().memory_info()
-    there = psutil.virtual_memory()._replace(available=num_bytes)
-    monkeypatch.setattr(psutil, 'virtual_memory', lambda: there)
-    monkeypatch.setattr(psutil.Process, 'memory_info', lambda self: held)
-    return held.rss
-
-
-def test_a_container_counts_where_it_has_less_than_the_machine(tmp_path, monkeypatch):
-    rss = set_free(monkeypatch, 5 * GB)
-    files = {'memory.max': str(2 * GB), 'memory.current': str(GB), 'memory.stat': ''}
-    write(tmp_path, {'proc/self/cgroup': '0::/\n', **{f'{V2}/{name}': text for name, text in files.items()}})
-    there = available(tmp_path)
-    assert there.num_bytes == GB + rss
-    assert 'container' in there.place
-
-
-def test_what_a_process_may_map_by_its_own_limit(tmp_path, monkeypatch):
-    held = psutil.Process().memory_info()
-    monkeypatch.setattr(psutil.Process, 'memory_info', lambda self: held)
-    monkeypatch.setattr(resource, 'getrlimit', lambda what: (held.vms + 3 * GB, resource.RLIM_INFINITY))
-    assert available(tmp_path).address_space == 3 * GB
-    monkeypatch.setattr(resource, 'getrlimit', lambda what: (resource.RLIM_INFINITY,) * 2)
-    assert available(tmp_path).address_space is None
 
 
 # --- the two together

@@ -3,6 +3,7 @@
 import copy
 import json
 import logging
+import re
 
 import pytest
 import torch
@@ -318,6 +319,25 @@ def test_a_wrong_spec_is_refused_in_one_line(parts, change, pieces):
     assert '\n' not in line and line.startswith('my_spec')
     for piece in pieces:
         assert piece in line
+
+
+@pytest.mark.parametrize('text', ['NaN', 'Infinity', '-Infinity', '1e999'])
+@pytest.mark.parametrize(
+    ('place', 'value'),
+    [
+        ('agent.0.algorithm.gamma', '{}'),
+        ('agent.0.net.lr_scheduler_spec', '{{"name": "StepLR", "step_size": 10, "gamma": {}}}'),
+        ('agent.0.net.optim_spec', '{{"name": "Adam", "betas": [0.9, {}]}}'),
+        ('env.0.gravity', '{}'),
+        ('body.any', '{}'),
+    ],
+)
+def test_numbers_that_json_lacks_are_refused_wherever_they_stand(tmp_path, place, value, text):
+    spec = changed(('body', {}), (place, 'HERE'))
+    path = tmp_path / 'spec.json'
+    path.write_text(json.dumps({'my_spec': spec}).replace('"HERE"', value.format(text)))
+    with pytest.raises(SpecError, match=rf'^my_spec > {re.escape(place)}[.\w]*: -?(nan|inf) is not a finite number$'):
+        spec_util.get(path, 'my_spec')
 
 
 def test_a_polyak_coef_of_0_is_refused():
