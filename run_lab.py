@@ -310,9 +310,10 @@ def check_run_is_of(folder, spec_file, spec_name):
 
 def doctor():
     """Prints what the lab finds where it is. Returns: exit status"""
+    from slm_lab import __version__
     from slm_lab.lib.doctor import report
 
-    lines, problems = report()
+    lines, problems = report(__version__)
     print(*lines, *(f'PROBLEM: {problem}' for problem in problems), sep='\n')
     if not problems:
         print('no problem found')

@@ -12,6 +12,7 @@ import pytest
 from lab_process import SPEC_NAME, end_of, hashes, make_spec, resume_command
 
 from run_lab import main, parse_mode
+from slm_lab import __version__
 from slm_lab.experiment.trial import Trial
 from slm_lab.lib.errors import LabError, SpecError
 from slm_lab.spec import spec_util
@@ -238,9 +239,9 @@ m.available = lambda: Available(100 * m.MB)
 def test_the_doctor_reports_and_runs_nothing(command, monkeypatch, capsys):
     assert main(['--doctor']) == 0
     assert capsys.readouterr().out.endswith('no problem found\n')
-    monkeypatch.setattr('slm_lab.lib.doctor.report', lambda: (['a line'], ['torch is ill']))
+    monkeypatch.setattr('slm_lab.lib.doctor.report', lambda version: ([f'a line of {version}'], ['torch is ill']))
     assert main(['--doctor']) == 1
-    assert 'a line\nPROBLEM: torch is ill\n' in capsys.readouterr().out
+    assert f'a line of {__version__}\nPROBLEM: torch is ill\n' in capsys.readouterr().out
     assert main(['--doctor', 'demo.json', 'dqn_cartpole', 'train']) == 2
 
 

@@ -12,19 +12,18 @@ import sys
 
 from packaging.requirements import Requirement
 
-import slm_lab
 from slm_lab.lib import paths
 from slm_lab.lib.machine import available, count_cpus, size
 
 ENVIRONMENT = ('LAB_DATA_DIR', 'RENDER', 'LOG_LEVEL', 'CUDA_OFFSET', 'CUDA_VISIBLE_DEVICES', 'RAY_ADDRESS')
 
 
-def report():
+def report(lab_version):
     """Returns: ([line], [problem]); a run cannot be trusted where there is a problem."""
     problems = []
     there = available()
     lines = [
-        f'SLM Lab {slm_lab.__version__} in {paths.CHECKOUT or paths.PACKAGE_DIR}',
+        f'SLM Lab {lab_version} in {paths.CHECKOUT or paths.PACKAGE_DIR}',
         f'Python {platform.python_version()} ({sys.executable}) on {platform.platform()}',
         f'{count_cpus()} CPUs; {size(there.num_bytes)} of memory are there {there.place}',
         f'GPUs: {_gpus(problems)}',

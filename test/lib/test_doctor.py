@@ -27,10 +27,11 @@ def version(**versions):
 
 
 def test_it_names_versions_machine_and_data_folder(tmp_path):
-    lines, problems = doctor.report()
+    lines, problems = doctor.report('4.9')
     text = '\n'.join(lines)
     assert problems == []
     for wanted in (
+        'SLM Lab 4.9 in ',
         f'torch {importlib.metadata.version("torch")}',
         f'gym {importlib.metadata.version("gym")}',
         f'{len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()} CPUs; ',
@@ -43,14 +44,14 @@ def test_it_names_versions_machine_and_data_folder(tmp_path):
 
 def test_a_package_out_of_range_or_missing_is_a_problem(monkeypatch):
     monkeypatch.setattr(importlib.metadata, 'version', version(numpy='1.26.4', ujson=None))
-    lines, problems = doctor.report()
+    lines, problems = doctor.report('4.9')
     assert problems == ['numpy is 1.26.4, and <3,>=2.0 is wanted', 'ujson<7,>=5.10 is not installed']
     assert 'numpy 1.26.4' in '\n'.join(lines) and 'ujson (none)' in '\n'.join(lines)
 
 
 def test_an_extra_that_is_missing_is_none_but_said(monkeypatch):
     monkeypatch.setattr(importlib.metadata, 'version', version(**{'ale-py': None}))
-    lines, problems = doctor.report()
+    lines, problems = doctor.report('4.9')
     assert problems == []
     (atari,) = [line for line in lines if line.startswith('for atari: ')]
     assert 'ale-py (none)' in atari and atari.endswith("; to have it: pip install '.[atari]'")
@@ -58,14 +59,14 @@ def test_an_extra_that_is_missing_is_none_but_said(monkeypatch):
 
 def test_a_torch_that_cannot_be_imported_is_a_problem(hide):
     hide('torch')
-    _, problems = doctor.report()
+    _, problems = doctor.report('4.9')
     assert len(problems) == 1 and problems[0].startswith('torch cannot be imported: ')
 
 
 def test_a_data_folder_that_cannot_be_is_a_problem(tmp_path, monkeypatch):
     (tmp_path / 'file').touch()
     monkeypatch.setenv('LAB_DATA_DIR', str(tmp_path / 'file' / 'data'))
-    _, problems = doctor.report()
+    _, problems = doctor.report('4.9')
     assert problems == [f'the data folder {tmp_path}/file/data cannot be written; LAB_DATA_DIR names another']
 
 
